@@ -29,7 +29,7 @@ class GradientReduction(Reduction):
                  signature: Sequence[str]) -> None:
         super().__init__(scheme, layout, ranks, title, lambda scheme: self.described(scheme, signature),
                          forget=self._owe)
-        self._average, self.residuals = average, Residuals(layout, ranks)
+        self._average, self.residuals = average, Residuals(layout, ranks, adds=not average)
         self.may_hold_residual = False
         """True if the residual is one of several ranks, and this rank may be alone now."""
         self.accumulator: ResidualAccumulator = (

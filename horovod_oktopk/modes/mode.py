@@ -131,8 +131,11 @@ class Mode(ABC, Generic[Theirs]):
         """Return a context in which the model holds the parameters that all ranks share."""
         return nullcontext()
 
-    def suspend(self) -> None:
-        """Put the parameters that all ranks share into the model, until the next step begins anew."""
+    def suspend(self, for_another: bool = False) -> None:
+        """Put the parameters that all ranks share into the model, until the next step begins anew.
+
+        `for_another` tells that another optimizer may move them in between.
+        """
 
     def resume(self) -> None:
         """Continue, before the next step, with a state that was loaded."""
@@ -162,8 +165,12 @@ class Mode(ABC, Generic[Theirs]):
 
         If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
         """
+        self.restore(self.part_of(records))
+
+    def part_of(self, records: Sequence[Record]) -> Record:
+        """Return this rank's part of the records, for `restore`. Raise OptionError if they do not fit."""
         rank, size, _ = self.reduction.ranks.membership()
-        self.restore(self.residuals.part_of(records, rank, size, process=THIS_PROCESS))
+        return self.residuals.part_of(records, rank, size, process=THIS_PROCESS)
 
     @abstractmethod
     def restore(self, record: Record) -> None:

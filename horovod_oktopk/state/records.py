@@ -60,7 +60,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float | np.floating) and bool(-math.inf < value < math.inf)
 
 
 def _are_parameters(value: Any) -> bool:
@@ -176,8 +176,9 @@ def _warn(records: Sequence[Record], size: int) -> None:
                       "is lost. Save with gather_state_dict or save_state to keep all",
                       stacklevel=2)
     else:
-        warnings.warn(f"the checkpoint is of {former} ranks, this job has {size}: the sum of the residuals is kept, "
-                      f"their distribution is not. Start {former} ranks to get the same bits", stacklevel=2)
+        warnings.warn(f"the checkpoint is of {former} ranks, this job has {size}: what they had not sent still moves "
+                      f"the model as far, but other ranks have it. Start {former} ranks to get the same bits",
+                      stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class Residuals:
         1. The record of the same rank and P; its algorithm's state is whole for no other.
         2. A lone record of the rank's process, whatever its rank was, as elastic training renumbers ranks.
         3. The record of a rank that had the same residual, as ranks of a host have.
-        4. Else the sum of the records whose rank modulo P is this rank; they are of another number of ranks.
+        4. Else its part of the records of another number of ranks, see `_weight`.
 
         If residuals are added up, and another number of ranks had the same, each gets its part.
         Raise OptionError if a record is of another model, or damaged.
@@ -247,12 +248,26 @@ class Residuals:
         else:
             residual, copies = np.zeros(layout.n, layout.dtype), 1
             for r in records:
-                if r["rank"] % size == rank and r["size"] != size:
+                if weight := self._weight(r, rank, size):
                     part, _ = fitted(r, layout)
-                    np.add(residual, part / part.dtype.type(r.get("copies", 1) if self.adds else 1), out=residual)
+                    np.add(residual, part * part.dtype.type(weight), out=residual)
             if records:
                 _warn(records, size)
         own_fields = self.record_of(residual, algorithm, first.get("coefficient"), copies, first.get("level", 0))
         if "shared" in first and has_more_or_fewer(first, layout):
             own_fields["shared"] = None  # which tells other parameters
         return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks
+
+    def _weight(self, record: Record, rank: int, size: int) -> float:
+        """Return the factor with which a rank takes the residual of one of another number of ranks; mostly 0.
+
+        The sum over the ranks stays, or the mean, so that what was not sent moves the model as far. For a mean, more
+        ranks than before share the records.
+        """
+        former: int = record["size"]
+        its_rank: int = record["rank"]
+        if self.adds:
+            return float(its_rank % size == rank and former != size) / int(record.get("copies", 1))
+        places = min(former, size)
+        takes = its_rank % places == rank % places and former != size
+        return takes * size / former / len(range(rank % places, size, places))

@@ -163,7 +163,7 @@ class StepAheadRun(Run):
     def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
         if not self.mode.is_started:  # else no other has stepped since
             for other in self.others():
-                other.mode.suspend()
+                other.mode.suspend(for_another=True)
         self.resume()
         self.mode.reduction.tell_rates([float(rate)])
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))

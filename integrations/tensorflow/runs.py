@@ -146,7 +146,7 @@ class Runs(ABC, Generic[One]):
         run = self.of_one(options, self._op, self.process_set, variables, gradients, self._normalizes, self._rate)
         run.mode.adopts = self.adopts
         for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
-            before.mode.suspend()
+            before.mode.suspend(for_another=True)
         self.by_key[key] = run
         for variable in variables:
             weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False

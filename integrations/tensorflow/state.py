@@ -174,7 +174,7 @@ def load_state(target: Any, path: PathLike) -> None:
     """Take what `save_state` wrote, when the next step is taken.
 
     It is called on all ranks together; rank 0 reads the file. At the same number of ranks each gets its own residual
-    back, and the run goes on with the same bits; at another the sum of the residuals is kept. A residual of another
+    back, and the run goes on with the same bits; at another what was not sent keeps its effect. A residual of another
     dtype is converted: from float64 to float32 it is rounded. The next step raises OptionError on all ranks, and
     takes nothing, if the file does not fit, or is damaged.
 

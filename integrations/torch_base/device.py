@@ -178,7 +178,10 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         return mean, max(0.0, square - mean * mean) ** 0.5  # mean**2 raises where it overflows
 
     def values(self) -> Values:
-        return torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
+        found = np.empty(self.n, self.dtype)
+        for start, chunk in self._chunks():
+            found[start:start + len(chunk)] = chunk.cpu().numpy()
+        return found
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         if isinstance(update, DenseVector):

@@ -67,7 +67,7 @@ def suspend_others(parameters: Iterable[torch.Tensor], run: Run | None = None) -
     """
     for other in runs_over(parameters):
         if other is not run:
-            other.suspend()
+            other.suspend(for_another=True)
 
 
 def _is_optimizer(target: Any) -> bool:

@@ -76,7 +76,7 @@ class Run:
         self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `current_mode`
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
-        self.read: list[Record] | None = None  # of a state that load_state_dict is about to take
+        self.take: Callable[[], None] | None = None  # takes the state that load_state_dict has read
         self.waiting: list[Record] = []  # loaded before the first step
         self.carries_residuals = True  # in state_dict and load_state_dict
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
@@ -95,7 +95,7 @@ class Run:
 
     def step(self) -> Any:
         """Take the optimizer's steps that follow from this rank's gradients."""
-        self._has_stepped = True
+        self._has_stepped, self.take = True, None
         with without_scaler(self.optimizer) as scale:
             if scale is not None:
                 self._unscale(scale)
@@ -270,9 +270,9 @@ class Run:
         with nullcontext() if self.mode is None else self.mode.shared():
             yield
 
-    def suspend(self) -> None:
+    def suspend(self, for_another: bool = False) -> None:
         if self.mode is not None:
-            self.mode.suspend()
+            self.mode.suspend(for_another)
 
     def records(self) -> list[Record]:
         """Return this rank's state for a checkpoint; before the first step, a loaded state that waits, or nothing."""
@@ -285,11 +285,21 @@ class Run:
 
     def load_records(self, records: list[Record]) -> None:
         """Take what `records` gave, on these or other ranks."""
-        self._reduced = None
-        if self.mode is None:
-            self.waiting = records
-        else:
-            self.mode.load(records)
+        self.loader(records)()
+
+    def loader(self, records: list[Record]) -> Callable[[], None]:
+        """Return what takes records. Raise OptionError if they do not fit; then nothing is taken."""
+        mode = self.mode
+        part = None if mode is None else mode.part_of(records)
+
+        def take() -> None:
+            self._reduced = None
+            if mode is None or part is None:
+                self.waiting = records
+            else:
+                mode.restore(part)
+
+        return take
 
     def gathered(self, doing: str) -> list[Record]:
         """Return the states of all ranks on rank 0, this rank's own elsewhere. `doing` says why. Collective."""

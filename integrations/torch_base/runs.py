@@ -14,7 +14,8 @@ from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.modes.make import Kind
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.partial.mode import PartialMode
-from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
+from horovod_oktopk.modes.step_ahead.mode import INSIDE, StepAheadMode
+from horovod_oktopk.torch_base.hyperparameters import rates_of
 from horovod_oktopk.torch_base.run import Run
 from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows
 
@@ -63,17 +64,27 @@ class StepAheadRun(Run):
     """The optimizer steps over this rank's own gradients; its moves of the parameters are exchanged afterwards."""
 
     strides_matter = True
+    _is_open = False  # inside shared_parameters, which was entered before the first step
 
     def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return all: a step moves dense parameters, whatever their gradients are like."""
         return parameters
 
+    def step(self) -> Any:
+        """Take the optimizer's step; see Run. Inside `shared_parameters` none is taken that moves anything."""
+        if self._is_open and any(rates_of(self.optimizer)):
+            raise PluginError(INSIDE)
+        return super().step()
+
     @contextmanager
     def shared(self) -> Iterator[None]:
-        before = self.mode
-        with super().shared():
-            yield
-        if before is None and self.mode is not None and self.mode.is_started:
+        outer, self._is_open = self._is_open, self._is_open or self.mode is None
+        try:
+            with super().shared():
+                yield
+        finally:
+            was_open, self._is_open = self._is_open, outer
+        if was_open and not outer and self.mode is not None and self.mode.is_started:
             self.mode.load([])  # torch.distributed.checkpoint takes a step, to have a state: what is loaded then is w
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()

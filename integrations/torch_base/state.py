@@ -8,8 +8,9 @@ rank 0's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,19 +33,26 @@ def attach_state(optimizer: Any) -> None:
 
     def read(_optimizer: Any, state_dict: dict[str, Any]) -> None:
         run = own_run_of(_optimizer)
-        run.read = records_of(state_dict) if run.carries_residuals else None
-        if run.read is not None and KEY not in state_dict and run.mode is not None:
-            warnings.warn(LOST, stacklevel=2)
+        run.take = None
+        if run.carries_residuals:
+            take, is_lost = run.loader(records_of(state_dict)), KEY not in state_dict and run.mode is not None
+            run.take = partial(_take, take, is_lost)
 
     def take(_optimizer: Any) -> None:
         run = own_run_of(_optimizer)
-        if run.read is not None:
-            run.load_records(run.read)
-            run.read = None
+        prepared, run.take = run.take, None
+        if prepared is not None:
+            prepared()
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(read)
     optimizer.register_load_state_dict_post_hook(take)  # not before PyTorch has found that the state fits
+
+
+def _take(take: Callable[[], None], is_lost: bool) -> None:
+    if is_lost:
+        warnings.warn(LOST, stacklevel=4)
+    take()
 
 
 @contextmanager
@@ -65,7 +73,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """`optimizer.state_dict()` with the residuals of all ranks, for a checkpoint in one file.
 
     It is called on all ranks together. Load the result on every rank with `optimizer.load_state_dict`: at the same
-    number of ranks each gets its own residual back; at another the sum of the residuals is kept.
+    number of ranks each gets its own residual back; at another what was not sent keeps its effect.
 
     Args:
         optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.

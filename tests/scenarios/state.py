@@ -61,10 +61,29 @@ def check_the_sum_of_residuals_survives_another_number_of_ranks(kind: Kind) -> N
         with warned() as messages:
             trainer.load(f"{folder}/state")
             trainer.step({name: np.zeros_like(g) for name, g in gradients(0, 0).items()})
-    was_told = everywhere(hvd, any("the sum of the residuals is kept" in message for message in messages))
+    was_told = everywhere(hvd, any("still moves the model as far" in message for message in messages))
     assert was_told[0]
     assert trainer.report().step == 2
     assert_conserved(hvd, trainer, held.sum(axis=0))
+
+
+def check_the_mean_of_residuals_survives_another_number_of_ranks(kind: Kind) -> None:
+    """Averages of what ranks send are to be as much with fewer ranks, or more."""
+    hvd = kind.hvd
+    for former in {1, hvd.size() + 1, 2 * hvd.size()} - {hvd.size()}:
+        held = np.random.default_rng(7).integers(-9, 10, (former, N)).astype(np.float32)
+        with shared_folder(hvd) as folder:
+            donor = kind(OPTIONS)
+            take_steps(kind.hvd, donor, 0)
+            donor.save(f"{folder}/state")
+            if hvd.rank() == 0:
+                kind.rewrite(f"{folder}/state", list(held))
+            everywhere(hvd, "written")
+            trainer = kind(OPTIONS)
+            trainer.load(f"{folder}/state")
+            trainer.step({name: np.zeros_like(g) for name, g in gradients(0, 0).items()})
+        kept = np.mean(everywhere(hvd, trainer.residual()), axis=0) - flat(trainer.values())
+        np.testing.assert_allclose(kept, held.mean(axis=0), atol=1e-4)
 
 
 def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:

@@ -287,10 +287,14 @@ class StepAheadMode(Mode[LocalGradients]):
             step = {"step": self._saved["algorithm"]["step"]}
             self._saved = self._saved | {"algorithm": step, "level": 0, "steps": 0}
 
-    def suspend(self) -> None:
-        """Put w into the model until the next step begins anew; keep what this rank has not sent."""
+    def suspend(self, for_another: bool = False) -> None:
+        """Put w into the model until the next step begins anew; keep what this rank has not sent.
+
+        `for_another` tells that another optimizer may move w in between.
+        """
         if self.is_started:
-            [self._saved] = self.records()
+            [record] = self.records()
+            self._saved = record | ({"shared": None} if for_another else {})
             self._model.suspend()
 
     @contextmanager
@@ -306,15 +310,15 @@ class StepAheadMode(Mode[LocalGradients]):
         if model.life.is_shown:
             yield
             return
-        waiting, before = self._saved, None
+        waiting = self._saved
         if self.is_started:
             self.catch_up()
-            before = model.show()
+            model.show()
         try:
             yield
         finally:
-            if before and model.life.is_shown and not sys.is_finalizing():  # left open, its tensors may be gone
-                model.hide(before)
+            if model.life.is_shown and not sys.is_finalizing():  # if left open, its tensors may be gone by then
+                model.hide()
         if self._saved is not waiting and model.life is Life.LOADED:  # a state was loaded inside, and the model's w
             self.start()
 
@@ -336,6 +340,7 @@ class StepAheadMode(Mode[LocalGradients]):
         model, is_shown = self._model, self._model.life.is_shown
         if is_shown:
             model.swap()
+            model.follow()
         self.catch_up()
         residual = model.settled_residual()
         model.update_digest()

@@ -55,6 +55,7 @@ class Model:
         self._accumulator, self._replica = accumulator, replica
         self.anticipated: SparseVector | None = None
         """The vector by which p goes back before an exchange is applied; to be None if p is set anew before."""
+        self._before: Before | None = None  # inside `shared_parameters`
 
     def passes(self, event: Event) -> None:
         """Pass on to the state that follows an event."""
@@ -64,26 +65,33 @@ class Model:
         """Take p as w. This number of ranks have the same residual."""
         self._accumulator.start(self._replica.pieces())
         self.update_digest()
-        self.copies = copies
+        self.copies, self._before = copies, None
         self.passes(Event.START)
 
-    def show(self) -> Before:
-        """Put w into the model, in place of p. Return what `hide` needs."""
-        before = Before(self._checksum(), self._residual())
+    def show(self) -> None:
+        """Put w into the model, in place of p."""
+        with np.errstate(over="ignore", invalid="ignore"):  # training may have diverged, and w is intact
+            self._before = Before(self._checksum(), self._residual())
         self.swap()
         self.passes(Event.SHOW)
-        return before
 
-    def hide(self, before: Before) -> None:
-        """Put p into the model, in place of w. If the program has changed w since `show`, p moves along with it.
+    def hide(self) -> None:
+        """Put p into the model, in place of w."""
+        self.swap()
+        self.follow()
+        self._before = None
+        self.passes(Event.HIDE)
+
+    def follow(self) -> None:
+        """Move p along with w, which is not in the model now, if the program has changed it since `show`.
 
         Otherwise the change would be a part of w - p, and the next exchanges would undo it. What is not finite of
         w - p, as training has diverged, is dropped then.
         """
-        self.swap()
-        self.passes(Event.HIDE)
-        if self._checksum() != before.checksum:
+        before = self._before
+        if before is not None and (checksum := self._checksum()) != before.checksum:
             residual = np.nan_to_num(before.residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            self._before = Before(checksum, residual)
             self._replica.assign(self._accumulator.minus(residual))
             self.update_digest()
             self.passes(Event.CHANGE)
@@ -92,6 +100,7 @@ class Model:
         """Put w into the model, and forget p."""
         if not self.life.is_shown:
             self.swap()
+        self._before = None
         self.passes(Event.SUSPEND)
 
     def swap(self) -> None:

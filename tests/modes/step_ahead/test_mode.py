@@ -221,6 +221,26 @@ def test_p_moves_along_with_what_the_program_changes_inside_shared(diverged):
     assert same_bits(everyone[0][1], everyone[1][1])
 
 
+@pytest.mark.parametrize("ends", ["saved", "suspended"])
+def test_what_is_saved_or_suspended_after_a_change_has_what_was_not_sent(ends):
+    def program(transport):
+        worker = Worker(transport)
+        worker.take(moves(transport.rank, 5))
+        worker.reducer.catch_up()
+        unsent = worker.w - worker.p
+        with worker.reducer.shared():
+            for own in worker.parameters:
+                own[:] = 7
+            [record] = worker.reducer.records()
+            if ends == "suspended":
+                worker.reducer.suspend()
+        assert np.allclose(record["residual"], unsent, atol=1e-6)
+        worker.reducer.begin(ZEROS)
+        return np.allclose(worker.w - worker.p, unsent, atol=1e-6) and (worker.w == 7).all()
+
+    assert run_ranks(2, program) == [True, True]
+
+
 def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
     def program(transport):
         worker = Worker(transport)

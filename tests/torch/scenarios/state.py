@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import warnings
 from collections.abc import Callable
@@ -118,6 +119,13 @@ def check_a_state_that_pytorch_refuses_changes_nothing() -> None:
                 each.load_state_dict(other.state_dict() | {"horovod_oktopk": []})
             after = each.state_dict()["horovod_oktopk"]
             assert all(torch.equal(a["residual"], b["residual"]) for a, b in zip(after, before, strict=True))
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["horovod_oktopk"][0]["parameters"] = [["another", [3]]]
+        saved["horovod_oktopk"][0]["residual"] = torch.zeros(3)
+        saved["param_groups"][0]["lr"] = 99.0
+        with pytest.raises(OptionError, match="of other parameters"):
+            optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]["lr"] == 1.0, "and the other way round"
         take_steps(optimizer, params, 4)
         assert record_of(optimizer)["algorithm"]["step"] == 5
         take_steps(fresh, fresh_params, 0)

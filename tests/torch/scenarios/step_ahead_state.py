@@ -55,6 +55,8 @@ def check_a_model_that_is_loaded_in_a_block_which_was_opened_before_the_first_st
     model, optimizer = made(OPTIONS)
     with shared_parameters(optimizer):
         get_optimizer_state_dict(model, optimizer)
+        messages = raised_everywhere(PluginError, lambda: train(model, optimizer, range(1)))
+        assert "leave it before the next step" in messages[0]
         model.load_state_dict(loaded)
     shared = shared_of(model, optimizer)
     assert all(torch.equal(shared[name], loaded[name]) for name in loaded)

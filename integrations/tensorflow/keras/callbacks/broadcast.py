@@ -88,7 +88,6 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent: set[Any] = set()
         self._is_first_batch = self._fits = True
-        self._unseen = steps_unseen(optimizers_of(self.model))
         self._leave()
         refuse_stock(optimizers_of(self.model))
         suspend(self.model)
@@ -116,12 +115,15 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Go on, if an epoch has more batches than Keras says: Horovod's elastic callbacks lower that number."""
         self._between.close()
+        if self._is_first_batch:
+            self._unseen = steps_unseen(optimizers_of(self.model))
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Give the model the shared parameters after an epoch's last batch, for callbacks before this one as well."""
         if self._is_first_batch:
             self._is_first_batch = False
-            if steps_unseen(optimizers_of(self.model)) > self._unseen:
+            has_passed = steps_unseen(optimizers_of(self.model)) > self._unseen
+            if any(hvd.allgather_object(has_passed, name="horovod_oktopk.passed")):
                 raise PluginError(COMPILED_BEFORE)
             self._broadcast()
             if not each_run_of(self.model) and not any(map(is_distributed, optimizers_of(self.model))):
@@ -153,6 +155,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._between.enter_context(shared_parameters(self.model))
 
     def on_train_end(self, logs: Logs = None) -> None:
+        self._synchronize("the end of fit")
         self._fits = False
         self._leave()
         suspend(self.model)
