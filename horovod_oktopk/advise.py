@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, log2
 
 import numpy as np
@@ -227,7 +227,7 @@ def report(n: int, size: int, options: OkTopk, network: Network, selection_secon
 
 def _at_higher_densities(n: int, size: int, options: OkTopk, network: Network) -> list[str]:
     """Return a line on the seconds of StepAhead(OkTopk)'s communication if more is sent; none if all is."""
-    found = [(density, predict(n, size, replace(options, density=density), network, 0.0, 0.0)[2].communication)
+    found = [(density, predict(n, size, options.with_density(density), network, 0.0, 0.0)[2].communication)
              for density in (*DENSITIES[::4], 1.0) if density > options.present_density]
     words = ", ".join(f"{1e3 * seconds:.2f} ms at {100 * density:g} %" for density, seconds in found)
     return [f'If OkTopk sends more, it takes {words}: density="auto" finds what costs no time.'] if found else []

@@ -49,6 +49,13 @@ def test_what_is_kept_of_the_sum_counts_in_phase_2():
     assert many["StepAhead(OkTopk)"] == predictions()["StepAhead(OkTopk)"]  # all that 16 ranks select
 
 
+def test_if_more_is_sent_more_is_kept_of_the_sum_as_well():
+    """The global density keeps its ratio to the density, as where that sets itself."""
+    few, same = (advise.report(N, P, OkTopk(global_density=kept), NETWORK, *SECONDS) for kept in (0.01, None))
+    assert [line for line in few.splitlines() if "If OkTopk sends more" in line] == [
+        line for line in same.splitlines() if "If OkTopk sends more" in line]
+
+
 def test_messages_that_fly_at_once_have_one_latency():
     """Messages of 71 others: eight batches of nine. Then four collectives of seven rounds, and each is told twice."""
     assert predictions(size=72)["OkTopk"].latency == pytest.approx((8 + 4 * 7) * 50e-6 + 2 * 71 * 2e-6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 
 logger = logging.getLogger("horovod_oktopk")
@@ -25,10 +25,12 @@ Steps = Generator[int, float, float]
 """Yields the level of a step, is sent the seconds of that step, and returns seconds."""
 
 
-def search(densities: Sequence[float], level: int = 0) -> Generator[int, float, None]:
+def search(densities: Sequence[float], level: int = 0,
+           note: Callable[[int], object] = int) -> Generator[int, float, None]:
     """Yield the level of each step, and be sent its seconds, for ever; begin at a level that was found before.
 
-    Levels are numbers of densities. They go up by two while they cost nothing, and by one at last.
+    Levels are numbers of densities. They go up by two while they cost nothing, and by one at last. Each that is
+    found is noted.
     """
     rest = FIRST_REST
     if level:
@@ -36,6 +38,7 @@ def search(densities: Sequence[float], level: int = 0) -> Generator[int, float, 
     while True:
         least = yield from _measured(0)
         level, seconds = yield from _climb(level, len(densities) - 1, SLACK * least)
+        note(level)
         logger.info(SETTLED, 100 * densities[level], seconds or least, least, 100 * densities[0])
         yield from _measured(level, rest)
         rest = min(2 * rest, LAST_REST)
@@ -64,20 +67,24 @@ def _measured(level: int, steps: int | None = None) -> Steps:
 class DensityControl:
     """The level of one reduction: the least until another is heard, also where the search begins at another one.
 
-    Levels are numbers of a scheme's densities. A start beyond the last level is the last one. `search` decides.
+    Levels are numbers of a scheme's densities. A start beyond the last level is the last one. `search` decides;
+    `found` is the level that it has found last, for a checkpoint: the present one may be one that is being tried.
     Rank 0 calls `note_step`, and its `told` is what all ranks, rank 0 too, `hear`.
     """
 
     clock = staticmethod(perf_counter)
 
     def __init__(self, densities: Sequence[float], start: int = 0) -> None:
-        self.densities, self.level = densities, 0
-        self._search = search(densities, min(start, len(densities) - 1))
+        self.densities, self.level, self.found = densities, 0, min(start, len(densities) - 1)
+        self._search = search(densities, self.found, self._note)
         self._wanted, self._last = next(self._search), 0.0
 
     @property
     def density(self) -> float:
         return self.densities[self.level]
+
+    def _note(self, level: int) -> None:
+        self.found = level
 
     def note_step(self) -> None:
         """Take note that a step is over: the time since the last one is its time."""

@@ -78,7 +78,7 @@ class GradientReduction(Reduction):
 
     def record(self, residual: Values) -> Record:
         """Return the record of this residual, as of the last finished step."""
-        return self.residuals.record_of(residual, self.memory.record(), level=self.control.level)
+        return self.residuals.record_of(residual, self.memory.record(), level=self.control.found)
 
     def restore(self, record: Record) -> None:
         self.memory = Memory.from_record(record["algorithm"])

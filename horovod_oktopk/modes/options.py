@@ -103,7 +103,7 @@ class StepAhead(Around):
         if not isinstance(self.overlap, bool):
             raise OptionError(f"overlap must be True or False; got {self.overlap!r}")
         check_integer("local_steps", self.local_steps)
-        if self.gain not in (None, "auto"):
+        if self.gain is not None and not (isinstance(self.gain, str) and self.gain == "auto"):
             check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
 
     def coefficient(self, workers: int, normalizes: bool) -> float:

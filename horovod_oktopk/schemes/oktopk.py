@@ -144,7 +144,8 @@ class OkTopk(Scheme):
                               ("value_dtype", (None, "auto", *get_args(ValueDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
-        if self.global_density not in (None, "auto"):
+        if not (self.global_density is None or (isinstance(self.global_density, str)
+                                                and self.global_density == "auto")):
             check_real("global_density", self.global_density, 'in (0, 1], None or "auto"', lambda x: 0 < x <= 1)
         for name in ("threshold_interval", "region_interval"):
             check_integer(name, getattr(self, name))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NoReturn, get_args
+from typing import Any, ClassVar, Literal, NoReturn, Self, get_args
 
 from ..errors import OptionError, PluginError
 from ..transport.ranks import Hierarchical, TransportName
@@ -18,7 +18,6 @@ DENSITIES = (*(DEFAULT_DENSITY * 2 ** (number / 2) for number in range(11)), 1.0
 """Densities of a search. Between a third and all, elements with their indices cost as much as all without."""
 Unit = Literal["gradients", "parameters"]
 """The unit of the reduced vectors: gradients, or in StepAhead moves of parameters."""
-
 
 class Compression:
     """Horovod's Compressor interface. Horovod calls its methods only where the plugin has not wrapped it."""
@@ -100,7 +99,7 @@ class Scheme(Compression):
         return {name: value for name, value in self.settings().items() if name != "density"} | {
             "measures": self.measures}
 
-    def with_density(self, density: float | Literal["auto"] | None) -> Scheme:
+    def with_density(self, density: float | Literal["auto"] | None) -> Self:
         """Return the same options with another density.
 
         None: the density that was given at first, however often it has changed.
@@ -109,7 +108,7 @@ class Scheme(Compression):
         changed._set(_given_density=self._given_density)
         return changed
 
-    def at(self, density: float) -> Scheme:
+    def at(self, density: float) -> Self:
         """Return the same options at a density that was found by measuring."""
         changed = self.with_density("auto")
         changed._set(present_density=density)
@@ -145,7 +144,7 @@ class Scheme(Compression):
 
 def elements(density: float, n: int) -> int:
     """Return max(1, round(density · n))."""
-    return max(1, round(density * n))
+    return max(1, round(float(density) * n))  # float16 would overflow
 
 
 def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:

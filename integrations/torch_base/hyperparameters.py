@@ -18,9 +18,9 @@ from horovod_oktopk.torch_base.private import come_first
 NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
            "{rate!r}: give StepAhead(..., ahead=1, gain=None)")
 
-DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion"})
+DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Sophia"})
 """Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
-classes; others say so by `decoupled_weight_decay` in their groups."""
+classes; others say so by `decoupled_weight_decay`, in their groups or as an attribute, or by `weight_decouple`."""
 
 
 class Hyperparameters:
@@ -95,7 +95,7 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
 
     So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.
     """
-    factor, by_name = coefficient * gain, any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
+    factor, is_decoupled = coefficient * gain, _decouples_decay(optimizer)
     if factor == gain == 1:
         return nullcontext()
     for rate in (group.get("lr") for group in optimizer.param_groups):
@@ -106,12 +106,17 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
         groups = optimizer.param_groups
         given = [(group, "lr", group["lr"]) for group in groups]
         given += [(group, "weight_decay", group["weight_decay"]) for group in groups
-                  if (group.get("decoupled_weight_decay") or by_name) and "weight_decay" in group]
+                  if (group.get("decoupled_weight_decay") or is_decoupled) and "weight_decay" in group]
         for group, name, value in given:
             group[name] = value * factor if name == "lr" else value / gain
         return lambda: _put_back(given)
 
     return in_plain_step(optimizer, change)
+
+
+def _decouples_decay(optimizer: Any) -> bool:
+    return (any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
+            or any(getattr(optimizer, name, False) is True for name in ("decoupled_weight_decay", "weight_decouple")))
 
 
 def _put_back(given: Sequence[tuple[dict[str, Any], str, Any]]) -> None:

@@ -12,6 +12,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.torch_base.private import SCHEDULED, SUPPORTS_SCALING
 from horovod_oktopk.torch_base.registry import run_of
 from horovod_oktopk.torch_base.run import Run
+from horovod_oktopk.torch_base.state import loader_of
 
 COPIED = ("a copy of a distributed optimizer is not distributed: give it to DistributedOptimizer(optimizer, "
           "named_parameters=..., compression=...), with the copied model's names, before its first step")
@@ -44,6 +45,14 @@ class _Distributed(torch.optim.Optimizer):
         if run is not None:
             run.note_cleared()
         plain_class(type(self)).zero_grad(self, *arguments, **options)  # super() of a wrapper's class leads here
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state with the residuals in it: all of it, or nothing if it does not fit."""
+        run = run_of(self)
+        take = None if run is None else loader_of(run, state_dict)
+        plain_class(type(self)).load_state_dict(self, state_dict)
+        if take is not None:
+            take()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""

@@ -76,7 +76,6 @@ class Run:
         self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `current_mode`
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
-        self.take: Callable[[], None] | None = None  # takes the state that load_state_dict has read
         self.waiting: list[Record] = []  # loaded before the first step
         self.carries_residuals = True  # in state_dict and load_state_dict
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
@@ -95,7 +94,7 @@ class Run:
 
     def step(self) -> Any:
         """Take the optimizer's steps that follow from this rank's gradients."""
-        self._has_stepped, self.take = True, None
+        self._has_stepped = True
         with without_scaler(self.optimizer) as scale:
             if scale is not None:
                 self._unscale(scale)

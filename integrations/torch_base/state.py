@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.state.records import Record, check_records, residual_of
 from horovod_oktopk.torch_base.registry import own_run_of, run_of
+from horovod_oktopk.torch_base.run import Run
 
 KEY = "horovod_oktopk"
 LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
@@ -25,34 +25,27 @@ LOST = ("the state has no residual of this package, as one that torch.distribute
 
 
 def attach_state(optimizer: Any) -> None:
-    """Make a distributed optimizer's state_dict carry the mode's state, and its load_state_dict take it."""
+    """Make a distributed optimizer's state_dict carry the mode's state; `load_state_dict` of its class takes it."""
     def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
         run = own_run_of(_optimizer)
         if run.carries_residuals:
             state_dict |= state_of(run.records())
 
-    def read(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        run = own_run_of(_optimizer)
-        run.take = None
-        if run.carries_residuals:
-            take, is_lost = run.loader(records_of(state_dict)), KEY not in state_dict and run.mode is not None
-            run.take = partial(_take, take, is_lost)
-
-    def take(_optimizer: Any) -> None:
-        run = own_run_of(_optimizer)
-        prepared, run.take = run.take, None
-        if prepared is not None:
-            prepared()
-
     optimizer.register_state_dict_post_hook(save)
-    optimizer.register_load_state_dict_pre_hook(read)
-    optimizer.register_load_state_dict_post_hook(take)  # not before PyTorch has found that the state fits
 
 
-def _take(take: Callable[[], None], is_lost: bool) -> None:
-    if is_lost:
-        warnings.warn(LOST, stacklevel=4)
-    take()
+def loader_of(run: Run, state_dict: Mapping[str, Any]) -> Callable[[], None]:
+    """Return what takes a state_dict's records. Raise OptionError if they do not fit; nothing is taken before."""
+    if not run.carries_residuals:
+        return lambda: None
+    take, is_lost = run.loader(records_of(state_dict)), KEY not in state_dict and run.mode is not None
+
+    def load() -> None:
+        if is_lost:
+            warnings.warn(LOST, stacklevel=3)
+        take()
+
+    return load
 
 
 @contextmanager

@@ -230,7 +230,7 @@ class StepAheadMode(Mode[LocalGradients]):
 
     def start(self) -> None:
         """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
-        copies = self.residuals.copies
+        copies, was_loaded = self.residuals.copies, self._model.life is Life.LOADED
         self._model.start(copies)
         self._rank, size, _ = self.reduction.ranks.membership()
         self._workers, self._steps = size // copies, 0
@@ -243,7 +243,8 @@ class StepAheadMode(Mode[LocalGradients]):
             return
         self.reduction.memory = Memory.from_record(saved["algorithm"])
         self._steps, self._model.copies = saved["steps"], saved["copies"]
-        self.reduction.measure_from(saved["level"])
+        if was_loaded:  # else the search for the density goes on
+            self.reduction.measure_from(saved["level"])
         if saved["noise"] is not None:  # of a rank that was alone
             self._noise = GradientNoise(**saved["noise"])
         residual, coefficient = saved["residual"], saved["coefficient"]
@@ -348,7 +349,7 @@ class StepAheadMode(Mode[LocalGradients]):
             model.swap()
         reduction = self.reduction
         own = self.residuals.record_of(residual, reduction.memory.record(), self.coefficient, model.copies,
-                                       reduction.control.level)
+                                       reduction.control.found)
         return [{**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}]
 
     def _records_alone(self) -> list[Record]:

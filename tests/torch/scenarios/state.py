@@ -131,6 +131,23 @@ def check_a_state_that_pytorch_refuses_changes_nothing() -> None:
         take_steps(fresh, fresh_params, 0)
 
 
+class OwnLoading(torch.optim.SGD):
+    """An optimizer that loads states by itself, without PyTorch's hooks, as those of 8 bits do."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        groups = [{**new, "params": old["params"]} for old, new in
+                  zip(self.param_groups, state_dict["param_groups"], strict=True)]
+        self.__setstate__({"state": state_dict["state"], "param_groups": groups})
+
+
+def check_an_optimizer_that_loads_states_by_itself_takes_the_residual() -> None:
+    _, optimizer = trained(3)
+    params = parameters()
+    fresh = distribute(params, OPTIONS, OwnLoading(params.values(), lr=1.0))
+    fresh.load_state_dict(optimizer.state_dict())
+    assert torch.equal(record_of(fresh)["residual"], record_of(optimizer)["residual"])
+
+
 def check_what_was_loaded_is_gathered_before_the_first_step() -> None:
     _, optimizer = trained(3)
     expected = everywhere(record_of(optimizer)["residual"].numpy())
