@@ -47,7 +47,7 @@ def check_records(records: Any) -> None:
     for each in records:
         if not isinstance(each, dict):
             raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}")
-        for name, is_right in {**_FORM, **_FORM_OF_STEP_AHEAD}.items():
+        for name, is_right in {**_FORM, **_FORM_OF_SOME}.items():
             if name not in each and name in _FORM:
                 raise OptionError(f"the state is damaged: a record has no '{name}'; load another one")
             if name in each and not is_right(each[name]):
@@ -57,6 +57,10 @@ def check_records(records: Any) -> None:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def _is_number_of_ranks(value: Any) -> bool:
+    return _is_count(value) and value > 0
 
 
 def _is_number(value: Any) -> bool:
@@ -70,14 +74,14 @@ def _are_parameters(value: Any) -> bool:
 
 
 _FORM: dict[str, Callable[[Any], bool]] = {
-    "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
+    "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_number_of_ranks,
     "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
     "coefficient": lambda value: value is None or (_is_number(value) and value > 0),
     "level": _is_count,
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
-_FORM_OF_STEP_AHEAD: dict[str, Callable[[Any], bool]] = {
-    "steps": _is_count,
+_FORM_OF_SOME: dict[str, Callable[[Any], bool]] = {
+    "copies": _is_number_of_ranks, "steps": _is_count,
     "noise": lambda value: value is None or (isinstance(value, dict) and all(map(_is_number, value.values())))}
 
 

@@ -160,11 +160,19 @@ class StepAheadRun(Run):
         self.mode.catch_up()
         return []
 
-    def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
-        if not self.mode.is_started:  # else no other has stepped since
+    def resume(self) -> None:
+        """See Run. Where runs take turns, one that has the variables keeps them until another steps."""
+        if not any(other.mode.is_started for other in self.others()):
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        if not self.mode.is_started:
             for other in self.others():
                 other.mode.suspend(for_another=True)
-        self.resume()
+        super().resume()
+
+    def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
+        self._take_turn()
         self.mode.reduction.tell_rates([float(rate)])
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))
         self.factor.assign(self.mode.coefficient * self.mode.gain)

@@ -5,7 +5,7 @@ They are changed between the hooks of the step: hooks see and set the user's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
 from typing import Any
@@ -20,7 +20,9 @@ NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coe
 
 DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Sophia"})
 """Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
-classes; others say so by `decoupled_weight_decay`, in their groups or as an attribute, or by `weight_decouple`."""
+classes; others say so by one of SAYING."""
+SAYING = ("decoupled_weight_decay", "weight_decouple")
+"""Names of what tells that weight decay is decoupled: in a group, or an attribute."""
 
 
 class Hyperparameters:
@@ -95,7 +97,7 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
 
     So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.
     """
-    factor, is_decoupled = coefficient * gain, _decouples_decay(optimizer)
+    factor = coefficient * gain
     if factor == gain == 1:
         return nullcontext()
     for rate in (group.get("lr") for group in optimizer.param_groups):
@@ -106,7 +108,7 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
         groups = optimizer.param_groups
         given = [(group, "lr", group["lr"]) for group in groups]
         given += [(group, "weight_decay", group["weight_decay"]) for group in groups
-                  if (group.get("decoupled_weight_decay") or is_decoupled) and "weight_decay" in group]
+                  if "weight_decay" in group and _decays_by_rate(optimizer, group)]
         for group, name, value in given:
             group[name] = value * factor if name == "lr" else value / gain
         return lambda: _put_back(given)
@@ -114,9 +116,12 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
     return in_plain_step(optimizer, change)
 
 
-def _decouples_decay(optimizer: Any) -> bool:
-    return (any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
-            or any(getattr(optimizer, name, False) is True for name in ("decoupled_weight_decay", "weight_decouple")))
+def _decays_by_rate(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Return True if a group's weight decay is decoupled, and has the learning rate as a factor."""
+    if group.get("fixed_decay", getattr(optimizer, "fixed_decay", False)):  # AdaBelief's, without the rate
+        return False
+    said = [each for name in SAYING if isinstance(each := group.get(name, getattr(optimizer, name, None)), bool)]
+    return said[0] if said else any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
 
 
 def _put_back(given: Sequence[tuple[dict[str, Any], str, Any]]) -> None:

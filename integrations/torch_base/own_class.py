@@ -46,11 +46,11 @@ class _Distributed(torch.optim.Optimizer):
             run.note_cleared()
         plain_class(type(self)).zero_grad(self, *arguments, **options)  # super() of a wrapper's class leads here
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> None:
         """Load a state with the residuals in it: all of it, or nothing if it does not fit."""
         run = run_of(self)
         take = None if run is None else loader_of(run, state_dict)
-        plain_class(type(self)).load_state_dict(self, state_dict)
+        plain_class(type(self)).load_state_dict(self, state_dict, *arguments, **options)
         if take is not None:
             take()
 

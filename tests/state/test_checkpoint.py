@@ -227,6 +227,8 @@ def test_a_residual_that_does_not_fit_is_refused_and_nobody_takes_anything(value
     (lambda c: c["reductions"][0][1].update(coefficient=-1.0), "'coefficient' is -1.0"),
     (lambda c: c["reductions"][0][1].update(coefficient=float("nan")), "'coefficient' is nan"),
     (lambda c: c["reductions"][0][1].update(steps=None), "'steps' is None"),
+    (lambda c: c["reductions"][0][1].update(size=0), "'size' is 0"),
+    (lambda c: c["reductions"][0][1].update(copies=0), "'copies' is 0"),
     (lambda c: c["reductions"][0][1].update(noise={"steps": "x"}), "'noise' is {'steps': 'x'}"),
     (lambda c: c["reductions"][0][1]["algorithm"].update(boundaries=[[0], [1, 2]]), "the regions' boundaries are"),
     (lambda c: c["reductions"][0][1]["algorithm"].update(boundaries=[0, 90, 70, 103]), "the regions' boundaries are"),

@@ -295,8 +295,10 @@ class StepAheadMode(Mode[LocalGradients]):
         """
         if self.is_started:
             [record] = self.records()
-            self._saved = record | ({"shared": None} if for_another else {})
+            self._saved = record
             self._model.suspend()
+        if for_another and self._saved is not None and self._model.life is Life.SUSPENDED:
+            self._saved = self._saved | {"shared": None}
 
     @contextmanager
     def shared(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ And which models, optimizers and variables `shared_parameters` and its like take
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from typing import Any
 
@@ -18,6 +19,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, Partial, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.private import KERAS_3
+from horovod_oktopk.tensorflow.state import resume, suspend
 from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, shared_folder
 from tests.tensorflow.scenarios.common import (
@@ -303,7 +305,10 @@ def check_optimizers_of_the_same_variables_take_turns() -> None:
             for step in range(60):
                 gradient = tf.convert_to_tensor(weight) - target * (0.5 + hvd.rank())
                 optimizers[step % count].apply_gradients([(gradient, weight)])
-        with shared_parameters(optimizers[-1]):
+                if step % 15 == 14:  # as between two calls of fit
+                    for act, each in itertools.product((suspend, resume), optimizers):
+                        act(each)
+        with shared_parameters(optimizers):
             found = np.array(tf.convert_to_tensor(weight))
         assert len(set(everywhere(hvd, found.tobytes()))) == 1
         distances.append(np.abs(found - target * hvd.size() / 2).max())

@@ -134,7 +134,8 @@ def check_a_state_that_pytorch_refuses_changes_nothing() -> None:
 class OwnLoading(torch.optim.SGD):
     """An optimizer that loads states by itself, without PyTorch's hooks, as those of 8 bits do."""
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+        assert not move_to_device
         groups = [{**new, "params": old["params"]} for old, new in
                   zip(self.param_groups, state_dict["param_groups"], strict=True)]
         self.__setstate__({"state": state_dict["state"], "param_groups": groups})
@@ -144,7 +145,7 @@ def check_an_optimizer_that_loads_states_by_itself_takes_the_residual() -> None:
     _, optimizer = trained(3)
     params = parameters()
     fresh = distribute(params, OPTIONS, OwnLoading(params.values(), lr=1.0))
-    fresh.load_state_dict(optimizer.state_dict())
+    fresh.load_state_dict(optimizer.state_dict(), move_to_device=False)
     assert torch.equal(record_of(fresh)["residual"], record_of(optimizer)["residual"])
 
 

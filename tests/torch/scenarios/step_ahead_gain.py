@@ -37,15 +37,17 @@ def check_optimizers_that_normalize_take_longer_steps() -> None:
 class Decaying(torch.optim.Optimizer):
     """An optimizer that decays weights, and says so as AdaBelief does, or as docs/guides/step_ahead.md has it."""
 
-    def __init__(self, params: Any, says: str) -> None:
-        super().__init__(params, {"lr": 0.1, "weight_decay": 0.5})
-        setattr(self, says, True)
+    def __init__(self, params: Any, says: str, in_groups: bool = False, fixed: bool = False) -> None:
+        super().__init__(params, {"lr": 0.1, "weight_decay": 0.5, "fixed_decay": fixed,
+                                  **({says: True} if in_groups else {})})
+        if not in_groups:
+            setattr(self, says, True)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.mul_(1 - (1 if group["fixed_decay"] else group["lr"]) * group["weight_decay"])
 
 
 def check_weight_decay_is_as_without_a_gain() -> None:
@@ -53,7 +55,9 @@ def check_weight_decay_is_as_without_a_gain() -> None:
     for make in (lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5),
                  lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True),
                  lambda p: torch.optim.Adafactor(p, lr=0.1, weight_decay=0.5),
-                 lambda p: Decaying(p, "weight_decouple"), lambda p: Decaying(p, "decoupled_weight_decay")):
+                 lambda p: Decaying(p, "weight_decouple"), lambda p: Decaying(p, "decoupled_weight_decay"),
+                 lambda p: Decaying(p, "weight_decouple", in_groups=True),
+                 lambda p: Decaying(p, "weight_decouple", fixed=True)):
         found = []
         for gain in (None, 4.0):
             model = model_of()
