@@ -26,7 +26,7 @@ Steps = Generator[int, float, float]
 
 
 def search(densities: Sequence[float], level: int = 0,
-           note: Callable[[int], object] = int) -> Generator[int, float, None]:
+           note: Callable[[int], object] = lambda _: None) -> Generator[int, float, None]:
     """Yield the level of each step, and be sent its seconds, for ever; begin at a level that was found before.
 
     Levels are numbers of densities. They go up by two while they cost nothing, and by one at last. Each that is

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from ..errors import OptionError
 from ..schemes import Around
-from ..schemes.options import check_integer, check_real
+from ..schemes.options import check_integer, check_real, is_auto
 from .partial.states import Policy
 
 NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi), and cannot be used in an elastic job: its rounds run without "
@@ -103,7 +103,7 @@ class StepAhead(Around):
         if not isinstance(self.overlap, bool):
             raise OptionError(f"overlap must be True or False; got {self.overlap!r}")
         check_integer("local_steps", self.local_steps)
-        if self.gain is not None and not (isinstance(self.gain, str) and self.gain == "auto"):
+        if self.gain is not None and not is_auto(self.gain):
             check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
 
     def coefficient(self, workers: int, normalizes: bool) -> float:

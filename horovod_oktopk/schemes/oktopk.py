@@ -23,7 +23,7 @@ from ..transport.base import Counts
 from ..vectors.sparse import SparseVector
 from ..vectors.wire import ValueDtype
 from .algorithm import Algorithm, Call, Memory, Result
-from .options import FEW_WORKERS, OVERSHOOT, Scheme, Unit, check_integer, check_real, elements
+from .options import FEW_WORKERS, OVERSHOOT, Scheme, Unit, check_integer, check_real, elements, is_auto
 
 GlobalSelection = Literal["exact", "reuse"]
 KEPT_OF_PARAMETERS = 32
@@ -144,8 +144,7 @@ class OkTopk(Scheme):
                               ("value_dtype", (None, "auto", *get_args(ValueDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
-        if not (self.global_density is None or (isinstance(self.global_density, str)
-                                                and self.global_density == "auto")):
+        if self.global_density is not None and not is_auto(self.global_density):
             check_real("global_density", self.global_density, 'in (0, 1], None or "auto"', lambda x: 0 < x <= 1)
         for name in ("threshold_interval", "region_interval"):
             check_integer(name, getattr(self, name))

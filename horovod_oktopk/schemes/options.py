@@ -88,7 +88,7 @@ class Scheme(Compression):
     @property
     def measures(self) -> bool:
         """True if the density follows what steps take; see `modes/auto_density.py`."""
-        return isinstance(self.density, str) and self.density == "auto"
+        return is_auto(self.density)
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:  # noqa: ARG002
         """Return all options by name."""
@@ -145,6 +145,11 @@ class Scheme(Compression):
 def elements(density: float, n: int) -> int:
     """Return max(1, round(density · n))."""
     return max(1, round(float(density) * n))  # float16 would overflow
+
+
+def is_auto(value: Any) -> bool:
+    """Return True for "auto"; an array, which a user has given by mistake, is none."""
+    return isinstance(value, str) and value == "auto"
 
 
 def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:

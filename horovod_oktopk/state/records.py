@@ -269,9 +269,9 @@ class Residuals:
         ranks than before share the records.
         """
         former: int = record["size"]
-        its_rank: int = record["rank"]
+        places = size if self.adds else min(former, size)
+        if former == size or record["rank"] % places != rank % places:
+            return 0.0
         if self.adds:
-            return float(its_rank % size == rank and former != size) / int(record.get("copies", 1))
-        places = min(former, size)
-        takes = its_rank % places == rank % places and former != size
-        return takes * size / former / len(range(rank % places, size, places))
+            return 1 / int(record.get("copies", 1))
+        return size / former / len(range(rank % places, size, places))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, warmup_density
+from horovod_oktopk import OkTopk, StepAhead, warmup_density
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
 
 BAD = [
@@ -128,3 +128,14 @@ def test_densities_of_the_first_epochs_come_one_by_one_and_then_that_of_the_opti
     for epoch in (-1, 0.5, True, "2", None):
         with pytest.raises(OptionError, match="epoch must be an integer of at least 0"):
             warmup_density(epoch)
+
+
+@pytest.mark.parametrize("make", [lambda array: OkTopk(global_density=array), lambda array: OkTopk(density=array),
+                                  lambda array: StepAhead(OkTopk(), gain=array)])
+def test_an_array_is_refused_in_words(make):
+    with pytest.raises(OptionError, match="must be a number"):
+        make(np.ones(2))
+
+
+def test_a_density_of_16_bits_selects_as_many():
+    assert OkTopk(density=np.float16(0.01)).k_of(10_000_000) == round(float(np.float16(0.01)) * 10_000_000)

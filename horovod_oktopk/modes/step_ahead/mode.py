@@ -294,8 +294,7 @@ class StepAheadMode(Mode[LocalGradients]):
         `for_another` tells that another optimizer may move w in between.
         """
         if self.is_started:
-            [record] = self.records()
-            self._saved = record
+            [self._saved] = self.records()
             self._model.suspend()
         if for_another and self._saved is not None and self._model.life is Life.SUSPENDED:
             self._saved = self._saved | {"shared": None}
