@@ -13,7 +13,8 @@ The same ratio gives the gradient noise scale (McCandlish et al., 2018): a batch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,31 +31,35 @@ SUMS = 8
 """Numbers that a rank tells: sums over BLOCKS / SUMS blocks each, with random signs."""
 WINDOW = 50.0
 """Steps over which the running means go."""
-NORMALIZERS = frozenset({
-    "Adam", "AdamW", "NAdam", "Nadam", "RAdam", "AMSGrad", "Adamax", "SparseAdam", "Adafactor", "Adagrad", "RMSprop",
-    "Lion", "Muon", "Lamb", "LAMB", "AdaBelief", "Sophia"})
-"""Optimizers that divide by the root of a second moment, or take signs, by the names of their classes."""
+NORMALIZERS = ("Adam", "Nadam", "Adamax", "AMSGrad", "Adafactor", "Adagrad", "RMSprop", "Lion", "Muon",
+               "Lamb", "LAMB", "AdaBelief", "Adan", "AdEMAMix", "ADOPT", "Prodigy", "SOAP", "Shampoo", "Sophia")
+"""Optimizers that divide by the root of a second moment, or take signs; see `is_named`."""
 
-DUAL_AVERAGERS = frozenset({"Ftrl", "MADGRAD"})
-"""Optimizers that set the parameters from sums of all their gradients, by the names of their classes."""
+DUAL_AVERAGERS = ("Ftrl", "MADGRAD")
+"""Optimizers that set the parameters from sums of all their gradients; see `is_named`."""
 
 
 def normalizes(optimizer: type) -> bool:
     """Return True if the steps of an optimizer of this class do not grow with its gradients.
 
-    The class has an attribute `normalizes_gradients` that says it, or is derived from a class of NORMALIZERS.
+    The class has an attribute `normalizes_gradients` that says it, or a name of NORMALIZERS.
     """
     said = getattr(optimizer, "normalizes_gradients", None)
-    return bool(said) if said is not None else _is_one_of(NORMALIZERS, optimizer)
+    return bool(said) if said is not None else is_named(NORMALIZERS, optimizer)
 
 
 def averages_duals(optimizer: type) -> bool:
-    """Return True if the class is one of DUAL_AVERAGERS, or derived from one."""
-    return _is_one_of(DUAL_AVERAGERS, optimizer)
+    """Return True if the class has a name of DUAL_AVERAGERS."""
+    return is_named(DUAL_AVERAGERS, optimizer)
 
 
-def _is_one_of(names: frozenset[str], optimizer: type) -> bool:
-    return any(cls.__name__ in names for cls in optimizer.__mro__)
+def is_named(names: Iterable[str], optimizer: type) -> bool:
+    """Return True if the name of the class, or of a base of it, has one of these words in it.
+
+    AdamW, PagedAdam8bit and FusedAdam have "Adam" in them. A word ends before a small letter: "Lambda" is no "Lamb".
+    """
+    word = re.compile(f"(?:{'|'.join(names)})(?![a-z])")
+    return any(word.search(cls.__name__) for cls in optimizer.__mro__)
 
 
 def sample(gather: Callable[[Indices], Values], n: int, step: int, alike: bool) -> Values:

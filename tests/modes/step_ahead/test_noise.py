@@ -205,6 +205,17 @@ def test_an_optimizer_is_known_by_its_class_or_by_what_it_says():
     assert [normalizes(each) for each in (Adam, Special, Plain, Own, Linear)] == [True, True, False, True, False]
 
 
+@pytest.mark.parametrize("name", ["AdamW", "Nadam", "NAdam", "RAdam", "Adamax", "SparseAdam", "PagedAdamW8bit",
+                                  "Lion8bit", "FusedAdam", "DeepSpeedCPUAdam", "LAMB8bit", "FusedLAMB", "SophiaG"])
+def test_relatives_of_a_known_optimizer_are_known_by_their_names(name: str) -> None:
+    assert normalizes(type(name, (), {}))
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGDLambda", "Lamborghini", "MADGRAD", "Adamantine", "Rebellion"])
+def test_a_name_that_only_looks_alike_is_not_taken(name: str) -> None:
+    assert not normalizes(type(name, (), {}))
+
+
 # What is remembered.
 
 def test_a_rank_that_joins_takes_the_first_ones_means():
