@@ -57,18 +57,16 @@ def _check_within(out: Array, indices: Integers) -> None:
         raise IndexError("an index lies outside of the array")
 
 
-def _check_runs(array: Array, starts: Integers, offsets: Integers, first: int, values: Array) -> None:
+def _runs(array: Array, starts: Integers, offsets: Integers, first: int,
+          values: Array) -> Iterator[tuple[slice, slice]]:
+    """Check all runs; then yield where each lies in the array, and its part of the values."""
     lengths = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != len(values) or len(lengths) != len(starts) or (lengths < 0).any():
         raise ValueError("the runs must have as many elements as there are values")
     if len(starts) and not ((starts >= first).all() and (starts - first + lengths <= len(array)).all()):
         raise IndexError("a run lies outside of the array")
-
-
-def _runs(starts: Integers, offsets: Integers, first: int) -> Iterator[tuple[int, slice]]:
-    """Yield where each run begins in an array, and its part of the values."""
-    for start, part in zip((starts - first).tolist(), pairwise(offsets.tolist()), strict=True):
-        yield start, slice(*part)
+    for start, (begin, end) in zip((starts - first).tolist(), pairwise(offsets.tolist()), strict=True):
+        yield slice(start, start + end - begin), slice(begin, end)
 
 
 class NumpyKernels:
@@ -140,16 +138,13 @@ class NumpyKernels:
 
         Raise IndexError if a run does not lie within out, which then is unchanged.
         """
-        _check_runs(out, starts, offsets, first, values)
-        for start, part in _runs(starts, offsets, first):
-            out[start:start + part.stop - part.start] += values[part]
+        for run, part in _runs(out, starts, offsets, first, values):
+            out[run] += values[part]
 
     def subtract_runs(self, minuend: Array, subtrahend: Array, starts: Integers, offsets: Integers, first: int,
                       out: Array) -> None:
         """Set out = minuend - subtrahend, in runs of these. Arrays and errors as in `add_runs`."""
-        _check_runs(minuend, starts, offsets, first, out)
-        for start, part in _runs(starts, offsets, first):
-            run = slice(start, start + part.stop - part.start)
+        for run, part in _runs(minuend, starts, offsets, first, out):
             np.subtract(minuend[run], subtrahend[run], out=out[part])
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
@@ -178,15 +173,11 @@ class NumpyKernels:
 
     def kth_magnitude(self, values: Array, k: int) -> float:
         """Return the k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
-        return float(np.partition(np.abs(values), len(values) - k)[len(values) - k])
+        return float(np.partition(np.abs(values), -k)[-k])
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         """Return the positions in `mine` of the indices that `other` has too; both strictly ascending."""
-        if not len(other):
-            return np.empty(0, np.int64)
-        at = np.searchsorted(other, mine)
-        at[at == len(other)] = 0
-        return np.flatnonzero(other[at] == mine)
+        return np.flatnonzero(np.isin(mine, other, assume_unique=True))
 
     def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
         """Return the Elias-Fano code of m strictly ascending indices >= start, by their offsets from start.
@@ -270,5 +261,4 @@ class NumpyKernels:
 
 def _in_rows(values: Array, length: int) -> Array:
     """Return values in rows, with zeros after them."""
-    missing = -len(values) % length
-    return (np.append(values, np.zeros(missing, values.dtype)) if missing else values).reshape(-1, length)
+    return np.pad(values, (0, -len(values) % length)).reshape(-1, length)
