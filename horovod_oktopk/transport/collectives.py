@@ -54,11 +54,10 @@ class CollectivesTransport(Transport):
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         """Gather the messages, padded to multiples of 4 bytes; those of sparse vectors need no padding."""
-        padded = np.zeros(-(-len(message) // WORD) * WORD, np.uint8)
-        padded[:len(message)] = message
+        padded = np.pad(message, (0, -len(message) % WORD))
         gathered = self._allgather(padded.view(np.int32)).view(np.uint8)
-        ends = np.cumsum(-(-sizes // WORD) * WORD)
-        return [gathered[end - -(-size // WORD) * WORD:][:size] for end, size in zip(ends, sizes, strict=True)]
+        parts = np.split(gathered, np.cumsum(sizes + -sizes % WORD)[:-1])
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
 class AloneTransport(CollectivesTransport):
