@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..transport.mpi.ending import leave
+from ..transport.ending import leave
 from .partial.mode import end_all
 from .step_ahead.mode import close_all
 

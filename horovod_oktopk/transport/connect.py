@@ -16,7 +16,7 @@ from ..errors import AgreementError, PluginError
 from .base import Counts, Transport
 from .collectives import AloneTransport
 from .counting import CountingTransport, explain_timeline
-from .mpi.ending import watchdog
+from .ending import watchdog
 from .ranks import Hierarchical, NoMPI, Ranks, TransportName
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs

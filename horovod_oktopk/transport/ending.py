@@ -1,12 +1,18 @@
-"""The end of this process, in words for the other ranks."""
+"""The end of this process, in words for the other ranks, and its watchdog, which tells them over MPI."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from .stalls import StallLimits
+
+if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
+    from .mpi.watchdog import Watchdog
 
 LEFT = ("a rank has left the job: it was killed, has ended early or by an error, or has shut its communication down "
         "(hvd.shutdown, dist.destroy_process_group); the launcher's output tells which. Look for the first traceback "
@@ -15,6 +21,7 @@ EARLY = ("has come to the end of its program, or has left it, while others go on
          "number of steps")
 _exit_status: object = None
 """The last argument of `sys.exit`."""
+_watchdog: Watchdog | None = None
 
 
 @functools.cache  # once in a process
@@ -43,3 +50,27 @@ def unhappy_end() -> str | None:
     if error is not None and not isinstance(error, SystemExit):
         return f"has ended with {type(error).__name__}: {str(error)[:300]}"
     return f"has ended by sys.exit({_exit_status!r}): let all ranks end together" if _exit_status else None
+
+
+def watchdog(world_rank: int, world_size: int) -> Watchdog:
+    """Return the watchdog of this process, which uses MPI."""
+    global _watchdog
+    if _watchdog is None:
+        from .mpi.watchdog import Watchdog
+        _watchdog = Watchdog(world_rank, world_size, StallLimits.of_horovod())
+        atexit.register(_leave_at_exit)  # after hvd.init, so before Horovod's own shutdown
+        note_status()
+    return _watchdog
+
+
+def leave(reason: str) -> None:
+    """End this process's communication over MPI, if there is any. Call it before Horovod is shut down.
+
+    The reason is the text that the others get about this rank: "has ended".
+    """
+    if _watchdog is not None:
+        _watchdog.stop(reason)
+
+
+def _leave_at_exit() -> None:
+    leave(unhappy_end() or EARLY)

@@ -28,8 +28,7 @@ from ...selection.accumulator import Accumulator, EmptyAccumulator, Piece, Resid
 from ...state.records import Record
 from ...transport.connect import barrier
 from ...transport.counting import CountingTransport, Traffic
-from ...transport.ending import unhappy_end
-from ...transport.mpi.ending import leave
+from ...transport.ending import leave, unhappy_end
 from ...transport.ranks import Ranks
 from ...transport.stalls import StallLimits
 from ...vectors.layout import Layout
