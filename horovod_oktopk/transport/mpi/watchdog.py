@@ -149,8 +149,10 @@ class Watchdog:
         present = self._present()
         while remaining := [each for each in present if not each.has_stopped]:
             for each in remaining:
-                if each.parent is None or each.parent.has_stopped:
-                    self._shut(each, ended, reason)
+                # If another of its ranks has ended, that one's own message says after which operation.
+                says_itself = ended in each.members and ended != self._rank
+                if not says_itself and (each.parent is None or each.parent.has_stopped):
+                    each.transport.gate.close(reason)
                 self._receive(each)
                 if each.transport.gate.is_stuck:
                     each.transport.wake()
@@ -175,11 +177,6 @@ class Watchdog:
                 for each in present:
                     if number < meetings.get(id(each), 0):
                         each.meet()
-
-    def _shut(self, each: Watched, ended: int, reason: str) -> None:
-        """Close the gate now, unless another of its ranks has ended, whose own message says after which operation."""
-        if self._rank == ended or ended not in each.members:
-            each.transport.gate.close(reason)
 
     # Stalls.
 
