@@ -208,21 +208,24 @@ class MPITransport(Transport):
 
 
 class Control:
-    """Small objects that ranks of a communicator send each other unasked; used by one thread."""
+    """Small objects that ranks of a communicator send each other unasked, under a tag of their own.
 
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
+    One thread at a time sends, and one receives.
+    """
+
+    def __init__(self, comm: Any, tag: int = CONTROL) -> None:
+        self._comm, self._tag = comm, tag
         self._flying: list[Any] = []
 
     def send(self, to: int, message: Any) -> None:
         """Send without waiting."""
         self._flying = [request for request in self._flying if not request.test()[0]]
-        self._flying.append(self._comm.isend(message, to, CONTROL))
+        self._flying.append(self._comm.isend(message, to, self._tag))
 
     def receive(self) -> Iterator[tuple[int, Any]]:
         """Yield (source, message) of all messages that have come."""
         status = MPI.Status()
-        while (found := self._comm.improbe(MPI.ANY_SOURCE, CONTROL, status)) is not None:
+        while (found := self._comm.improbe(MPI.ANY_SOURCE, self._tag, status)) is not None:
             yield status.Get_source(), found.recv()
 
     def finish(self) -> None:
@@ -234,22 +237,19 @@ class MPISignals(Signals):
     """Signals beside what a transport of the same communicator carries; MPI must run with MPI_THREAD_MULTIPLE."""
 
     def __init__(self, comm: Any, gate: Gate) -> None:
-        self._comm = comm
+        self._control = Control(comm, SIGNAL)
         self._gate = gate
         self._rank = int(comm.Get_rank())
         self._own: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._flying: list[tuple[Any, Counts]] = []
         self._last = time.monotonic()
 
     def send(self, to: int, number: int) -> None:
         if to == self._rank:
             self._own.put(number)
             return
-        buffer = np.array([number], np.int64)
         with _errors(), self._gate.moment(), self._lock:
-            self._flying = [(request, kept) for request, kept in self._flying if not request.Test()]
-            self._flying.append((self._comm.Isend([buffer, MPI.INT64_T], to, SIGNAL), buffer))
+            self._control.send(to, number)
 
     def receive(self, timeout: float) -> int | None:
         start = time.monotonic()
@@ -258,11 +258,10 @@ class MPISignals(Signals):
                 self._last = time.monotonic()
                 return self._own.get()
             with _errors(), self._gate.moment():
-                if self._comm.Iprobe(MPI.ANY_SOURCE, SIGNAL):
-                    buffer = np.empty(1, np.int64)
-                    self._comm.Recv([buffer, MPI.INT64_T], MPI.ANY_SOURCE, SIGNAL)
-                    self._last = time.monotonic()
-                    return int(buffer[0])
+                found = next(self._control.receive(), None)
+            if found is not None:
+                self._last = time.monotonic()
+                return int(found[1])
             now = time.monotonic()
             if now > start + timeout:
                 return None
