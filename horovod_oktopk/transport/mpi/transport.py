@@ -133,16 +133,18 @@ class MPITransport(Transport):
     def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                          ) -> Iterator[list[tuple[int, Bytes]]]:
         posted: list[Any] = []
-        flying: tuple[list[Any], list[tuple[int, Bytes]]] | None = None
+        batches = (self._post(batch, outgoing, incoming, posted)
+                   for batch in rotated_batches(self.rank, self.size, self.messages_in_flight))
         try:
             with self.gate.operation():
-                for batch in rotated_batches(self.rank, self.size, self.messages_in_flight):
-                    arriving = self._post(batch, outgoing, incoming, posted)
-                    if flying is not None:  # the next batch is under way while the caller sums this one
-                        yield self._arrived(*flying)
-                    flying = arriving
-                if flying is not None:
-                    yield self._arrived(*flying)
+                flying = next(batches, None)
+                while flying is not None:
+                    following = next(batches, None)  # it is under way while the caller sums the one before
+                    requests, arrivals = flying
+                    with _errors(), self.gate.inside():
+                        self._wait(requests)
+                    yield arrivals
+                    flying = following
         finally:  # also where the caller leaves: MPI may still write into these, or read from them
             self._abandoned += [request for request in posted if request]
 
@@ -200,11 +202,6 @@ class MPITransport(Transport):
                 if to in outgoing:
                     posted.append(self.comm.Isend([outgoing[to], MPI.UINT32_T], to, TAG))
         return posted[before:], arrivals
-
-    def _arrived(self, requests: list[Any], arrivals: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
-        with _errors(), self.gate.inside():
-            self._wait(requests)
-        return arrivals
 
 
 class Control:
