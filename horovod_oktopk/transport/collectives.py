@@ -1,4 +1,4 @@
-"""Three collectives of a library as a Transport; those of one rank."""
+"""The collectives of a library as a Transport; those of one rank."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from .base import WORD, Bytes, Counts, Signals, Transport, Values
 
 
 class CollectivesTransport(Transport):
-    """A Transport of three blocking collectives, from contiguous NumPy to NumPy. Messages are words of 4 bytes."""
+    """A Transport of a library's blocking collectives, from contiguous NumPy to NumPy. Messages are words of 4 bytes.
+
+    A subclass has the library's allgather and alltoall below, and `allreduce`.
+    """
 
     @abstractmethod
     def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return all ranks' values, shape (sum of their lengths,); lengths may differ."""
-
-    @abstractmethod
-    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the element-wise sum."""
 
     @abstractmethod
     def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
@@ -38,9 +37,6 @@ class CollectivesTransport(Transport):
     def alltoall(self, rows: Counts) -> Counts:
         found: Counts = self._alltoall(rows.ravel(), np.full(self.size, rows.shape[1], np.int32)).reshape(rows.shape)
         return found
-
-    def allreduce(self, values: Values) -> Values:
-        return self._allreduce(np.ascontiguousarray(values))
 
     def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                          ) -> Iterator[list[tuple[int, Bytes]]]:
@@ -72,7 +68,7 @@ class AloneTransport(CollectivesTransport):
     def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.copy()
 
-    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
+    def allreduce(self, values: Values) -> Values:
         return values.copy()
 
     def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:  # noqa: ARG002

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PluginError
-from .base import Counts
+from .base import Counts, Values
 from .collectives import CollectivesTransport
 from .connect import introduce
 from .ending import LEFT
@@ -51,8 +51,8 @@ class HorovodTransport(CollectivesTransport):
     def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         return self._call("allgather", values)
 
-    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        return self._call("allreduce", values, op=self.hvd.Sum)
+    def allreduce(self, values: Values) -> Values:
+        return self._call("allreduce", np.ascontiguousarray(values), op=self.hvd.Sum)
 
     def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
         return self._call("alltoall", values, splits)
