@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from ..transport.ending import leave
@@ -11,8 +10,14 @@ from .partial.mode import end_all
 from .step_ahead.mode import close_all
 
 
-def wrap_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Horovod's shutdown, so that rounds, exchanges and messages of this process end first."""
+def wrap_shutdown(hvd: Any) -> None:
+    """Wrap the shutdown of Horovod's C library, so that rounds, exchanges and messages of this process end first.
+
+    Whatever name a program calls, that function is called in the end.
+    """
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
+    shutdown = library.horovod_shutdown
+
     @functools.wraps(shutdown)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         end_all()
@@ -20,4 +25,4 @@ def wrap_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
         leave("has called hvd.shutdown(), while others go on: call it on all ranks, after the last step")
         return shutdown(*args, **kwargs)
 
-    return wrapped
+    library.horovod_shutdown = wrapped

@@ -68,11 +68,6 @@ class HorovodTransport(CollectivesTransport):
             raise self.failures[0](explain(error)) from error
 
 
-def library_of(hvd: Any) -> Any:
-    """Return Horovod's C library; whatever name a program calls, its functions are called in the end."""
-    return hvd.mpi_ops._basics.MPI_LIB_CTYPES
-
-
 def explain(error: Exception) -> str:
     """Return the text of a failure of Horovod's collectives, preceded by the cause if a rank has left the job."""
     return f"{LEFT}. {error}" if "Horovod has been shut down" in str(error) else str(error)

@@ -31,7 +31,7 @@ from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
 from horovod_oktopk.tensorflow.state import ElasticVariables, owners_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.elastic import extend_elastic
-from horovod_oktopk.transport.horovod import check_arguments, check_horovod, library_of, refuse_join
+from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
 NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
            "a Keras optimizer, or OkTopk with a tape")
@@ -47,7 +47,7 @@ def install() -> None:
     stock_keras.create_distributed_optimizer = _wrap_factory(stock_keras.create_distributed_optimizer,
                                                              DistributedOptimizer)
     stock_keras.load_model = _wrap_load(stock_keras.load_model)
-    library_of(hvd).horovod_shutdown = wrap_shutdown(library_of(hvd).horovod_shutdown)
+    wrap_shutdown(hvd)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     wrap_scalers()
     show_phases(tf.profiler.experimental.Trace)

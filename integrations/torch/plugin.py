@@ -21,7 +21,7 @@ from horovod_oktopk.torch.horovod import HorovodPeers
 from horovod_oktopk.torch_base import make
 from horovod_oktopk.torch_base.registry import is_in_use, suspend_others
 from horovod_oktopk.transport.elastic import extend_elastic
-from horovod_oktopk.transport.horovod import check_arguments, check_horovod, library_of, refuse_join
+from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
 _TAKES = ["optimizer", "named_parameters", "compression", "backward_passes_per_step", "op",
           "gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set"]
@@ -34,7 +34,7 @@ def install() -> None:
     check_horovod(horovod.__version__, {stock.DistributedOptimizer: _TAKES})
     hvd.DistributedOptimizer = stock.DistributedOptimizer = _wrap_factory(stock.DistributedOptimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
-    library_of(hvd).horovod_shutdown = wrap_shutdown(library_of(hvd).horovod_shutdown)
+    wrap_shutdown(hvd)
     extend_elastic(State, TorchState, ElasticTorchState)
     make.install()
     stock._oktopk_installed = True
