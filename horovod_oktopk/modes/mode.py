@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from ..errors import PluginError
+from ..phases.agreement import NOW
 from ..schemes.report import StepReport
 from ..state.records import THIS_PROCESS, Record, Residuals
 from ..transport.counting import CountingTransport
@@ -149,7 +150,9 @@ class Mode(ABC, Generic[Theirs]):
         `doing` names it in words. All ranks raise AgreementError if one takes a step or does something else, and
         would wait in vain.
         """
-        yield self.reduction.meet(doing)
+        transport = self.reduction.connect()
+        self.reduction.check_agreement(f"{self.reduction.description}\n{NOW}{doing}")
+        yield transport
 
     def announce(self, doing: str) -> None:
         """Tell the other ranks what this one does in place of a step, and do nothing more. Collective."""

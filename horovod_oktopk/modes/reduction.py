@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import TransportError
 from ..hosts.worker import Worker, worker_of
 from ..kernels import KERNELS, NATIVE, SLOW
-from ..phases.agreement import NOW, Attendance, digest_of_rates, roll_call
+from ..phases.agreement import Attendance, digest_of_rates, roll_call
 from ..schemes.algorithm import Memory
 from ..schemes.options import Scheme, Unit
 from ..schemes.report import StepReport
@@ -140,12 +140,6 @@ class Reduction:
         if self._last_description is None or self._last_description[0] is not self.scheme:
             self._last_description = self.scheme, self._describe(self.scheme)
         return self._last_description[1]
-
-    def meet(self, doing: str) -> CountingTransport:
-        """Meet the other ranks, which are to do the same, in words. Return the transport to them. Collective."""
-        transport = self.connect()
-        self.check_agreement(f"{self.description}\n{NOW}{doing}")
-        return transport
 
     def check_agreement(self, description: str) -> None:
         """Hold a roll call alone, after `connect`. Collective."""
