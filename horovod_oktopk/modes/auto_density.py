@@ -21,9 +21,6 @@ FIRST_REST, LAST_REST = 500, 16_000
 """Steps at a level that was found, until the levels are tried again; each time twice as many."""
 SETTLED = "density settled at %.3g %%: %.4f s a step, %.4f s at %.3g %%"
 
-Steps = Generator[int, float, float]
-"""Yields the level of a step, is sent the seconds of that step, and returns seconds."""
-
 
 def search(densities: Sequence[float], level: int = 0,
            note: Callable[[int], object] = lambda _: None) -> Generator[int, float, None]:
@@ -56,7 +53,7 @@ def _climb(level: int, top: int, limit: float) -> Generator[int, float, tuple[in
     return level, seconds
 
 
-def _measured(level: int, steps: int | None = None) -> Steps:
+def _measured(level: int, steps: int | None = None) -> Generator[int, float, float]:
     """Take steps at a level, as many as are needed to measure; return the median of their seconds."""
     seconds = []
     for _ in range(SKIPPED + COUNTED if steps is None else steps):
