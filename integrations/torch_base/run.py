@@ -282,23 +282,13 @@ class Run:
             logger.warning(OUTSIDE, self.ranks.membership().rank)
         return self.mode.records()
 
-    def load_records(self, records: list[Record]) -> None:
-        """Take what `records` gave, on these or other ranks."""
-        self.loader(records)()
-
-    def loader(self, records: list[Record]) -> Callable[[], None]:
-        """Return what takes records. Raise OptionError if they do not fit; then nothing is taken."""
-        mode = self.mode
-        part = None if mode is None else mode.part_of(records)
-
-        def take() -> None:
-            self._reduced = None
-            if mode is None or part is None:
-                self.waiting = records
-            else:
-                mode.restore(part)
-
-        return take
+    def take(self, records: list[Record], part: Record | None) -> None:
+        """Take a loaded state, of which `part` is this rank's; before the first step there is none, and it waits."""
+        self._reduced = None
+        if self.mode is None or part is None:
+            self.waiting = records
+        else:
+            self.mode.restore(part)
 
     def gathered(self, doing: str) -> list[Record]:
         """Return the states of all ranks on rank 0, this rank's own elsewhere. `doing` says why. Collective."""

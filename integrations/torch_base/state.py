@@ -38,14 +38,16 @@ def loader_of(run: Run, state_dict: Mapping[str, Any]) -> Callable[[], None]:
     """Return what takes a state_dict's records. Raise OptionError if they do not fit; nothing is taken before."""
     if not run.carries_residuals:
         return lambda: None
-    take, is_lost = run.loader(records_of(state_dict)), KEY not in state_dict and run.mode is not None
+    records = records_of(state_dict)
+    part = None if run.mode is None else run.mode.part_of(records)
+    is_lost = KEY not in state_dict and part is not None
 
-    def load() -> None:
+    def take() -> None:
         if is_lost:
             warnings.warn(LOST, stacklevel=3)
-        take()
+        run.take(records, part)
 
-    return load
+    return take
 
 
 @contextmanager
