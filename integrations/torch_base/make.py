@@ -20,7 +20,7 @@ from horovod_oktopk.torch_base.private import SCHEDULED, span
 from horovod_oktopk.torch_base.registry import add, owners_of, run_of, suspend_others
 from horovod_oktopk.torch_base.run import UNSCALE_FIRST
 from horovod_oktopk.torch_base.runs import RUNS
-from horovod_oktopk.torch_base.state import attach_state
+from horovod_oktopk.torch_base.state import add_state
 from horovod_oktopk.transport.counting import show_phases
 
 TWICE = ("DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: give it "
@@ -60,7 +60,7 @@ def make(optimizer: torch.optim.Optimizer, options: Any, named_parameters: Any, 
     optimizer.__class__ = class_of(plain, module, hasattr(local, SCHEDULED))
     suspend_others(run.parameters.all())
     add(optimizer, run)
-    attach_state(optimizer)
+    optimizer.register_state_dict_post_hook(add_state)
 
 
 def refuse_ours(optimizer: Any) -> None:

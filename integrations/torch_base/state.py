@@ -24,14 +24,11 @@ LOST = ("the state has no residual of this package, as one that torch.distribute
         "optimizer: what this rank has not sent is dropped. Save gather_state_dict(optimizer) beside it to keep that")
 
 
-def attach_state(optimizer: Any) -> None:
-    """Make a distributed optimizer's state_dict carry the mode's state; `load_state_dict` of its class takes it."""
-    def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        run = own_run_of(_optimizer)
-        if run.carries_residuals:
-            state_dict |= state_of(run.records())
-
-    optimizer.register_state_dict_post_hook(save)
+def add_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Add the mode's state to a state_dict, as a hook of a distributed optimizer; its `load_state_dict` takes it."""
+    run = own_run_of(optimizer)
+    if run.carries_residuals:
+        state_dict |= state_of(run.records())
 
 
 def loader_of(run: Run, state_dict: Mapping[str, Any]) -> Callable[[], None]:
@@ -92,8 +89,8 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def state_of(records: Iterable[Record]) -> dict[str, Any]:
-    """Return records as a state_dict has them."""
-    return {KEY: [_to_torch(record) for record in records]}
+    """Return records as a state_dict has them: with tensors, so that torch.load(weights_only=True) reads them."""
+    return {KEY: [{**record, "residual": torch.from_numpy(record["residual"])} for record in records]}
 
 
 def records_of(state_dict: Mapping[str, Any]) -> list[Record]:
@@ -104,10 +101,6 @@ def records_of(state_dict: Mapping[str, Any]) -> list[Record]:
     for each in records:  # of all ranks, and before anything is taken: so all ranks refuse the same file
         residual_of(each, each["residual"].dtype)
     return records
-
-
-def _to_torch(record: dict[str, Any]) -> dict[str, Any]:
-    return {**record, "residual": torch.from_numpy(record["residual"])}  # so torch.load(weights_only=True) reads it
 
 
 def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
