@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +38,16 @@ META = ("'{name}' is on the meta device, and has no values: give the model memor
 @functools.cache  # once in a process
 def install() -> None:
     """Have GradScaler, profilers and the functions between steps know distributed optimizers."""
-    torch.amp.GradScaler.unscale_ = _wrap_unscale(torch.amp.GradScaler.unscale_)  # type: ignore[method-assign]
+    unscale = torch.amp.GradScaler.unscale_
+
+    @functools.wraps(unscale)
+    def wrapped(self: Any, optimizer: Any) -> None:
+        run = run_of(optimizer)
+        if run is not None and run.is_reduced and self.is_enabled():
+            raise PluginError(UNSCALE_FIRST)
+        unscale(self, optimizer)
+
+    torch.amp.GradScaler.unscale_ = wrapped  # type: ignore[method-assign]
     show_phases(span)
     find_by(owners_of, "optimizers, models (torch.nn.Module)")
 
@@ -88,17 +96,6 @@ def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     if (closure is not None and closure.default is inspect.Parameter.empty) or (
             hasattr(plain, "first_step") and hasattr(plain, "second_step")):
         raise PluginError(CLOSURE.format(name=plain.__name__))
-
-
-def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(unscale)
-    def wrapped(self: Any, optimizer: Any) -> None:
-        run = run_of(optimizer)
-        if run is not None and run.is_reduced and self.is_enabled():
-            raise PluginError(UNSCALE_FIRST)
-        unscale(self, optimizer)
-
-    return wrapped
 
 
 def _names(optimizer: torch.optim.Optimizer, given: Any) -> dict[torch.Tensor, str]:
