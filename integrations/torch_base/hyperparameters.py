@@ -6,7 +6,7 @@ They are changed between the hooks of the step: hooks see and set the user's own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Real
 from typing import Any
 
@@ -112,7 +112,12 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
                   if "weight_decay" in group and _decays_by_rate(optimizer, group)]
         for group, name, value in given:
             group[name] = value * factor if name == "lr" else value / gain
-        return lambda: _put_back(given)
+
+        def undo() -> None:
+            for group, name, value in given:
+                group[name] = value
+
+        return undo
 
     return in_plain_step(optimizer, change)
 
@@ -125,31 +130,26 @@ def _decays_by_rate(optimizer: Any, group: Mapping[str, Any]) -> bool:
     return said[0] if said else is_named(DECOUPLED, type(optimizer))
 
 
-def _put_back(given: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
-    for group, name, value in given:
-        group[name] = value
-
-
 @contextmanager
 def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callable[[], None]]) -> Iterator[None]:
     """Have numbers changed while plain steps run inside: after the hooks before a step, before those after it.
 
     `change` changes the numbers, and returns a function that changes them back.
     """
-    undo: list[Callable[[], None]] = []
+    undo = ExitStack()
     depth = 0  # a plain step may call its base's, which PyTorch surrounds with hooks as well
 
     def begin(*_: Any) -> None:
         nonlocal depth
         depth += 1
         if depth == 1:
-            undo.append(change())
+            undo.callback(change())
 
     def end(*_: Any) -> None:
         nonlocal depth
         depth -= 1
         if not depth:
-            undo.pop()()
+            undo.close()
 
     before = optimizer.register_step_pre_hook(begin)
     after = optimizer.register_step_post_hook(end)
@@ -159,5 +159,4 @@ def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callabl
     finally:
         before.remove()
         after.remove()
-        for each in undo:  # of a step that has failed
-            each()
+        undo.close()  # after a step that has failed
