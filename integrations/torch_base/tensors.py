@@ -114,12 +114,7 @@ class OwnGradients(LocalGradients):
         if gradient.is_sparse:
             rows, values = rows_of(gradient).cpu().numpy(), values_of(gradient)
             return elements_of_rows(rows, values.detach().cpu().numpy(), places)
-        if gradient.device.type != "cpu":
-            chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
-            return chosen
-        whole: Values = gradient.detach().numpy()
-        found: Values = (whole.reshape(-1)[places] if whole.flags.c_contiguous
-                         else whole[np.unravel_index(places, whole.shape)])
+        found: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
         return found
 
     def all_finite(self) -> bool:
