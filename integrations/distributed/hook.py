@@ -96,9 +96,8 @@ class OkTopkState:
         return future
 
     def _reduce(self) -> None:
-        mode, scale = self._mode_of_these(), 1.0
-        if self._scaler is not None and self._scaler.is_enabled():
-            scale = self._scaler.get_scale()
+        mode = self._mode_of_these()
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         tensors = [self._gradients[p] for p in self._layout.parameters]
         if scale != 1:
             torch._foreach_mul_(tensors, 1 / scale)
@@ -120,7 +119,7 @@ class OkTopkState:
         """Return the mode; made at the first step, as only then the parameters are known."""
         if self._mode is None:
             named = {self._names.get(p, f"{place:06d}"): p for place, p in enumerate(self._gradients)}
-            self._layout = TorchLayout({name: named[name] for name in sorted(named)})
+            self._layout = TorchLayout(dict(sorted(named.items())))
             models = models_over(named.values())
             self._finds_unused = any(model.find_unused_parameters or model.static_graph for model in models)
             self._shares_buckets = any(model.gradient_as_bucket_view for model in models)

@@ -16,6 +16,7 @@ from horovod_oktopk.distributed.groups import GroupRanks, GroupTransport
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.torch_base.peers import Peers
 from horovod_oktopk.torch_base.private import values_of
+from horovod_oktopk.torch_base.tensors import overlaps, wide_dtype
 from horovod_oktopk.transport.base import Bytes, Counts
 from horovod_oktopk.transport.connect import introduce
 from horovod_oktopk.transport.ranks import Hierarchical, TransportName
@@ -43,7 +44,7 @@ class GroupPeers(Peers):
     def reduce(self, tensors: Sequence[torch.Tensor], average: bool) -> None:
         """Replace dense tensors by their means or sums, in place: added up in float32, or in float64 if they are."""
         transport = self._transport
-        for wide, some in groupby(tensors, _wide):
+        for wide, some in groupby(tensors, wide_dtype):
             group = list(some)
             flat = torch.cat([tensor.detach().reshape(-1).to("cpu", wide) for tensor in group])
             total = torch.from_numpy(transport.allreduce(flat.numpy()))
@@ -76,7 +77,7 @@ class GroupPeers(Peers):
         """Replace tensors by those of the root, in place. Collective."""
         if not self.ranks.takes_part or self.ranks.membership().size == 1:
             return
-        if any(_overlaps(each) for each in tensors):
+        if any(map(overlaps, tensors)):
             raise PluginError(OVERLAPS)
         transport = self._transport
         for tensor in (each for each in tensors if each.numel()):
@@ -105,12 +106,3 @@ def _bytes_of(tensor: torch.Tensor) -> Bytes:
     """Return a tensor's elements as bytes in host memory, of which it is no copy if it lies there."""
     found: Bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return found
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Return True for an expanded tensor, some of whose elements are one in memory."""
-    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype is torch.float64 else torch.float32

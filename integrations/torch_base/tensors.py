@@ -83,9 +83,14 @@ def _in_words(dtype: torch.dtype, device: torch.device, shape: torch.Size, strid
     return f"{str(dtype).removeprefix('torch.')} on {device}, of shape {tuple(shape)} and strides {strides},"
 
 
-def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
-    is_expanded = any(not stride and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True))
-    return torch.empty_like(gradient) if is_expanded else gradient
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Return True for an expanded tensor, some of whose elements are one in memory."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def wide_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which elements are added up: float64 if they are that, float32 otherwise."""
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
 
 
 def _write(out: torch.Tensor, part: SparseVector, is_zero: bool) -> None:
@@ -162,7 +167,7 @@ class DenseGradients(OwnGradients, ReducedGradients):
         parts = [None] * len(self._tensors) if update is None else self.layout.parts(update)
         for p, tensor, part, was_sparse in zip(self.layout.parameters, self._tensors, parts, self._were_sparse,
                                                strict=True):
-            out = _memory_of(tensor)
+            out = torch.empty_like(tensor) if overlaps(tensor) else tensor
             if part is None:
                 out.fill_(float("nan"))
             else:
@@ -174,7 +179,7 @@ class DenseGradients(OwnGradients, ReducedGradients):
 
 def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:
     """Return True if all elements are finite. `parts` returns the tensors, once more if need be."""
-    sums = [part.sum(dtype=torch.float64 if part.dtype is torch.float64 else torch.float32) for part in parts()]
+    sums = [part.sum(dtype=wide_dtype(part)) for part in parts()]
     # A sum is finite only if its terms are; it may overflow though they are.
     return not sums or bool(torch.isfinite(torch.stack([each.to(sums[0]) for each in sums]).sum())) or all(
         bool(torch.isfinite(part).all()) for part in parts())
@@ -206,8 +211,7 @@ class Parameters:
 
     def by_name(self, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return some parameters, in the order of their names."""
-        named = {self.name_of(p): p for p in parameters}
-        return {name: named[name] for name in sorted(named)}
+        return dict(sorted({self.name_of(p): p for p in parameters}.items()))
 
     def reduce_sparse(self, parameters: Sequence[torch.Tensor], peers: Peers, average: bool) -> None:
         """Reduce the sparse gradients of these parameters by the library, in this order. Collective."""
