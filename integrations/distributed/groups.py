@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from horovod_oktopk.distributed.notes import Notes
+from horovod_oktopk.distributed.notes import Call, Notes
 from horovod_oktopk.distributed.private import default_store, timeout_of
 from horovod_oktopk.errors import PluginError, TransportError
 from horovod_oktopk.modes.step_ahead.mode import close_all
@@ -90,7 +90,7 @@ class GroupTransport(Transport):
         self._calls = 0
         _living.add(self)
 
-    def allgather(self, row: Counts) -> Counts:
+    def allgather(self, row: Values) -> Values:
         rows = np.empty((self.size, len(row)), row.dtype)
         self._wait(lambda: self._gloo.allgather([[*torch.from_numpy(rows)]], [_tensor(row)]))
         return rows
@@ -121,10 +121,9 @@ class GroupTransport(Transport):
         longest = int(sizes.max())
         if longest * self.size > SPREAD * int(sizes.sum()):
             return [self.broadcast(message, source, int(size)) for source, size in enumerate(sizes)]
-        padded, rows = np.zeros(longest, np.uint8), np.empty((self.size, longest), np.uint8)
+        padded = np.zeros(longest, np.uint8)
         padded[:len(message)] = message
-        self._wait(lambda: self._gloo.allgather([[*torch.from_numpy(rows)]], [torch.from_numpy(padded)]))
-        return [row[:size] for row, size in zip(rows, sizes, strict=True)]
+        return [row[:size] for row, size in zip(self.allgather(padded), sizes, strict=True)]
 
     def broadcast(self, message: Bytes, source: int, size: int) -> Bytes:
         """Return the source's message, of this size on all ranks; elsewhere the message that is given is ignored."""
@@ -136,7 +135,7 @@ class GroupTransport(Transport):
     def _wait(self, begin: Callable[[], Any]) -> None:
         """Make a call, and wait for its end. Raise TransportError that says who has ended, if it fails."""
         self._calls += 1
-        call = self._notes.call(self._name, self._calls, self._members)
+        call = Call(self._notes, self._name, self._calls, self._members)
         try:
             with noticed(call.note_wait):
                 begin().wait()

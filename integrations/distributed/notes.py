@@ -41,8 +41,7 @@ class Notes:
     """The notes of one group. The store holds no other's keys; `rank` is this rank's number in the group."""
 
     def __init__(self, store: Any, rank: int) -> None:
-        self.rank, self.stall_seconds = rank, stall_seconds()
-        self._store = store
+        self.store, self.rank, self.stall_seconds = store, rank, stall_seconds()
         self._others_failed = False
 
     def leave(self, how: str) -> None:
@@ -50,7 +49,7 @@ class Notes:
         if self._others_failed:
             return
         try:
-            self._store.set(f"ended.{self._store.add('ended', 1)}", f"rank {self.rank} {how}")
+            self.store.set(f"ended.{self.store.add('ended', 1)}", f"rank {self.rank} {how}")
         except RuntimeError:  # the process that has the store is gone, and whoever would read this, too
             return
 
@@ -66,19 +65,15 @@ class Notes:
         return found
 
     def _found(self) -> list[str]:
-        return [self._store.get(f"ended.{number}").decode() for number in range(1, self._store.add("ended", 0) + 1)
-                if self._store.check([f"ended.{number}"])]
-
-    def call(self, channel: str, number: int, members: Sequence[int]) -> Call:
-        """Return what looks at a channel's call of this number, of these ranks."""
-        return Call(self, self._store, channel, number, members)
+        return [self.store.get(f"ended.{number}").decode() for number in range(1, self.store.add("ended", 0) + 1)
+                if self.store.check([f"ended.{number}"])]
 
 
 class Call:
-    """One collective call, on this rank. The first rank that waits names those that have not come."""
+    """A channel's call of this number, on this rank. The first rank that waits names members that have not come."""
 
-    def __init__(self, notes: Notes, store: Any, channel: str, number: int, members: Sequence[int]) -> None:
-        self._notes, self._store, self._members = notes, store, members
+    def __init__(self, notes: Notes, channel: str, number: int, members: Sequence[int]) -> None:
+        self._notes, self._store, self._members = notes, notes.store, members
         self._channel, self._number = channel, number
         self._has_arrived, self._told = False, 0.0
 
