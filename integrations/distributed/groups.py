@@ -188,26 +188,21 @@ class GroupRanks(Ranks):
     @property
     def group(self) -> Group:
         """The present group. Collective at first."""
-        return group_of(self._now)
+        if self._now not in _groups:
+            _groups[self._now] = Group(self._now)
+        return _groups[self._now]
 
     def _found(self) -> Any:
         return dist.group.WORLD if self._given is None else self._given
 
 
 _channels: defaultdict[Any, Iterator[int]] = defaultdict(lambda: itertools.count(1))
-_groups: list[Group] = []
+_groups: dict[Any, Group] = {}
+"""By the program's process group, for as long as this process lives."""
 _living: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _pinned: list[GroupTransport] = []
 """In a forked process (a DataLoader's worker), which has none of Gloo's threads: a destructor would wait for them."""
 os.register_at_fork(after_in_child=lambda: _pinned.extend(_living))
-
-
-@functools.cache
-def group_of(process_group: Any) -> Group:
-    """Return what this module knows of a program's process group. Collective at first."""
-    group = Group(process_group)
-    _groups.append(group)
-    return group
 
 
 @functools.cache  # once in a process
@@ -219,7 +214,7 @@ def _leave_in_time() -> None:
 def _leave() -> None:
     """End the exchanges of this process, and tell the other ranks how it ends."""
     close_all()
-    for group in _groups:
+    for group in _groups.values():
         group.notes.leave(unhappy_end() or EARLY)
 
 
