@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from operator import is_
 from typing import Any
@@ -261,10 +261,8 @@ class Run:
     def synchronize_replicas(self) -> None:
         """See Owner; replicas are equal."""
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        with nullcontext() if self.mode is None else self.mode.shared():
-            yield
+    def shared(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.mode is None else self.mode.shared()
 
     def suspend(self, for_another: bool = False) -> None:
         if self.mode is not None:
