@@ -48,11 +48,9 @@ class _Distributed(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> None:
         """Load a state with the residuals in it: all of it, or nothing if it does not fit."""
-        run = run_of(self)
-        take = None if run is None else loader_of(run, state_dict)
+        take = loader_of(self, state_dict)
         plain_class(type(self)).load_state_dict(self, state_dict, *arguments, **options)
-        if take is not None:
-            take()
+        take()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""

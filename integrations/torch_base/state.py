@@ -17,7 +17,6 @@ import torch
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.state.records import Record, check_records, residual_of
 from horovod_oktopk.torch_base.registry import own_run_of, run_of
-from horovod_oktopk.torch_base.run import Run
 
 KEY = "horovod_oktopk"
 LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
@@ -31,9 +30,10 @@ def add_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
         state_dict |= state_of(run.records())
 
 
-def loader_of(run: Run, state_dict: Mapping[str, Any]) -> Callable[[], None]:
+def loader_of(optimizer: Any, state_dict: Mapping[str, Any]) -> Callable[[], None]:
     """Return what takes a state_dict's records. Raise OptionError if they do not fit; nothing is taken before."""
-    if not run.carries_residuals:
+    run = run_of(optimizer)
+    if run is None or not run.carries_residuals:
         return lambda: None
     records = records_of(state_dict)
     part = None if run.mode is None else run.mode.part_of(records)
