@@ -15,7 +15,6 @@ from horovod_oktopk.distributed.ddp import refuse_ddp
 from horovod_oktopk.distributed.groups import GroupRanks, GroupTransport
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.torch_base.peers import Peers
-from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.torch_base.tensors import overlaps, wide_dtype
 from horovod_oktopk.transport.base import Bytes, Counts
 from horovod_oktopk.transport.connect import introduce
@@ -58,7 +57,8 @@ class GroupPeers(Peers):
 
     def _reduced(self, tensor: torch.Tensor, average: bool) -> torch.Tensor:
         transport = self._transport
-        indices, values = tensor.coalesce().indices(), values_of(tensor.coalesce())
+        tensor = tensor.coalesce()
+        indices, values = tensor.indices(), tensor.values()
         all_indices = torch.cat([each.view(len(indices), -1) for each in self._gathered(indices)], dim=1)
         all_values = torch.cat([each.view(-1, *values.shape[1:]) for each in self._gathered(values)])
         total = torch.sparse_coo_tensor(all_indices.to(tensor.device), all_values.to(tensor.device), tensor.shape)
