@@ -48,9 +48,9 @@ class _Distributed(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> None:
         """Load a state with the residuals in it: all of it, or nothing if it does not fit."""
-        take = loader_of(self, state_dict)
+        load = loader_of(self, state_dict)
         plain_class(type(self)).load_state_dict(self, state_dict, *arguments, **options)
-        take()
+        load()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""

@@ -277,7 +277,7 @@ class Run:
             logger.warning(OUTSIDE, self.ranks.membership().rank)
         return self.mode.records()
 
-    def take(self, records: list[Record], part: Record | None) -> None:
+    def load(self, records: list[Record], part: Record | None) -> None:
         """Take a loaded state, of which `part` is this rank's; before the first step there is none, and it waits."""
         self._reduced = None
         if self.mode is None or part is None:

@@ -31,7 +31,7 @@ def add_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 
 def loader_of(optimizer: Any, state_dict: Mapping[str, Any]) -> Callable[[], None]:
-    """Return what takes a state_dict's records. Raise OptionError if they do not fit; nothing is taken before."""
+    """Return what loads a state_dict's records. Raise OptionError if they do not fit; nothing is loaded before."""
     run = run_of(optimizer)
     if run is None or not run.carries_residuals:
         return lambda: None
@@ -39,12 +39,12 @@ def loader_of(optimizer: Any, state_dict: Mapping[str, Any]) -> Callable[[], Non
     part = None if run.mode is None else run.mode.part_of(records)
     is_lost = KEY not in state_dict and part is not None
 
-    def take() -> None:
+    def load() -> None:
         if is_lost:
             warnings.warn(LOST, stacklevel=3)
-        run.take(records, part)
+        run.load(records, part)
 
-    return take
+    return load
 
 
 @contextmanager
