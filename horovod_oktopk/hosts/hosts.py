@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..phases.link import Link
 from ..transport.base import Counts
 from ..transport.collectives import AloneTransport
 from ..transport.connect import Connection
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import SparseVector, concatenate
+from ..vectors.wire import Extent, WireCodec
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,12 @@ class Hosts:
 
         The indices of `own` count from the beginning of the slice.
         """
-        dtype = own.values.dtype
-        offset = np.dtype(np.uint32)  # vectors are shorter than 2**32
-        mine = np.concatenate([own.values.view(np.uint8), own.indices.astype(offset).view(np.uint8)])
+        link, bounds = Link(self.within, WireCodec(own.values.dtype)), self.bounds(n).tolist()
         with self.within.phase("host_gather"):
-            lengths = self.within.allgather(np.array([mine.nbytes]))[:, 0]
-            messages = self.within.allgatherv(mine, lengths)
-            parts = []
-            for start, message in zip(self.bounds(n)[:-1], messages, strict=True):
-                part = message.copy()  # aligned
-                length = len(part) // (dtype.itemsize + offset.itemsize) * dtype.itemsize
-                indices = part[length:].view(offset).astype(np.int64) + start
-                parts.append(SparseVector(indices, part[:length].view(dtype)))
-            return concatenate(parts, dtype)
+            lengths = self.within.allgather(np.array([len(own)]))[:, 0].tolist()
+            extents = [Extent(*each) for each in zip(lengths, bounds, bounds[1:], strict=False)]
+            parts = link.allgatherv(own.shifted(bounds[self.within.rank]), list(enumerate(extents)))
+            return concatenate(parts, own.values.dtype)
 
 
 def hosts_of(connection: Connection) -> Hosts | None:
