@@ -32,7 +32,7 @@ from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.connect import Connection
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi.transport import MPITransport
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+from horovod_oktopk.vectors.sparse import SparseVector
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE: dict[str, Callable[..., Scheme]] = {
@@ -106,9 +106,9 @@ def connected(hierarchical: bool = False) -> Connection:
         everyone.Create_group(everyone.group.Incl(members.tolist()))), grid)
 
 
-def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
+def write(update: SparseVector, gradient: Vector) -> None:
     """Write the update as an integration does, over a gradient that the accumulation has cleared."""
-    if isinstance(update, DenseVector):
+    if len(update) == len(gradient):
         gradient[:] = update.values
     else:
         KERNELS.scatter(gradient, update.indices, update.values, zero=True)

@@ -80,7 +80,6 @@ class Step:
         times.append(time.perf_counter())
         self.memory, result = outcome.memory, outcome.result
         assert result is not None
-        assert isinstance(result.update, SparseVector)
         self.acc.commit(result.contributed, result.remainder)
         write_back(result.update, gradient)
         times.append(time.perf_counter())

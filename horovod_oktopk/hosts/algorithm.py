@@ -13,7 +13,6 @@ from ..selection.accumulator import Accumulator
 from ..selection.global_top_k import global_top_k
 from ..selection.selection import Selection
 from ..transport.base import Counts, Transport
-from ..vectors.sparse import SparseVector
 from .hosts import Hosts
 
 
@@ -41,7 +40,6 @@ class OnHosts(Algorithm):
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:
         across = replace(link, transport=self._hosts.across)
         result = self._inner.exchange(mine, self._call_of_slice(mine, call, memory, across), memory, across)
-        assert isinstance(result.update, SparseVector)
         return replace(result, update=self._hosts.gather(result.update, call.n))
 
     def _call_of_slice(self, mine: Selection, call: Call, memory: Memory, across: Link) -> Call:

@@ -12,8 +12,7 @@ from ..selection.accumulator import Accumulator, ResidualAccumulator
 from ..state.records import Record, Residuals
 from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, Values
-from .gradients import Update
+from ..vectors.sparse import RunVector, SparseVector, Values
 from .reduction import Reduction
 
 
@@ -57,10 +56,10 @@ class GradientReduction(Reduction):
         report.phases = self.transport.phases
         if not finite:
             return Outcome(report, after, not_finite=(0,))
-        own = DenseVector(acc.values().copy())
+        own = RunVector.between(0, acc.values().copy())
         return Outcome(report, after, Result(own, EVERYTHING, after, own))
 
-    def committed(self, outcome: Outcome, commit: Callable[..., None]) -> Update | None:
+    def committed(self, outcome: Outcome, commit: Callable[..., None]) -> SparseVector | None:
         """Return the sum or mean, and commit what contributed to it.
 
         Return None if some rank was not finite, or the dtypes cannot hold it: then memory and residual stay.

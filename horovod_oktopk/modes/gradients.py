@@ -11,9 +11,7 @@ import numpy as np
 
 from ..selection.accumulator import Piece
 from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
-
-Update = SparseVector | DenseVector
+from ..vectors.sparse import Indices, SparseVector, Values
 
 
 class Gradients(ABC):
@@ -56,5 +54,5 @@ class ReducedGradients(Gradients):
         """Return the gradients. If they are clearable, the caller leaves zeros in a piece of the layout's dtype."""
 
     @abstractmethod
-    def write(self, update: Update | None, cleared: bool) -> None:
+    def write(self, update: SparseVector | None, cleared: bool) -> None:
         """Write an update over the gradients; NaN for None. Contiguous pieces hold zeros if `cleared`."""

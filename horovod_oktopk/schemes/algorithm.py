@@ -16,7 +16,7 @@ from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
 from ..selection.selection import Selection
 from ..transport.base import Counts, Transport
-from ..vectors.sparse import DenseVector, Indices, SparseVector
+from ..vectors.sparse import Indices, SparseVector
 from ..vectors.wire import Format
 from .turns import Turns
 
@@ -100,12 +100,12 @@ class Call:
 class Result:
     """The result of an exchange on one rank."""
 
-    update: SparseVector | DenseVector
+    update: SparseVector
     """The sparse sum, the same bits on every rank."""
     reached: Indices | slice | None
     """Indices of this rank's selection that the update has; EVERYTHING: all of acc; None: all selected."""
     memory: Memory
-    selected: SparseVector | DenseVector
+    selected: SparseVector
     """This rank's selection, with its exact values."""
     remainder: SparseVector | None = None
     """Rounding errors of the sent values, for this rank's residual; None if values were sent exactly."""
@@ -115,10 +115,7 @@ class Result:
     @property
     def contributed(self) -> Indices | slice:
         """Indices of this rank's acc that contributed to the update; EVERYTHING if all did."""
-        if self.reached is not None:
-            return self.reached
-        assert isinstance(self.selected, SparseVector)
-        return self.selected.indices
+        return self.selected.indices if self.reached is None else self.reached
 
 
 class Algorithm(ABC):

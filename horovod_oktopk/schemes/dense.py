@@ -10,7 +10,7 @@ from ..phases.link import Link
 from ..selection.accumulator import Accumulator
 from ..selection.selection import Selection
 from ..transport.base import Counts
-from ..vectors.sparse import DenseVector, SparseVector
+from ..vectors.sparse import RunVector, SparseVector
 from .algorithm import EVERYTHING, NOTHING, Algorithm, Call, Memory, Result
 from .options import Scheme
 
@@ -47,8 +47,8 @@ class DenseAllreduce(Algorithm):
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
         assert mine.dense is not None
         with link.transport.phase("allreduce"):
-            total = DenseVector(link.transport.allreduce(mine.dense))
-        return Result(total, EVERYTHING, Memory(call.t), DenseVector(mine.dense))
+            total = RunVector.between(0, link.transport.allreduce(mine.dense))
+        return Result(total, EVERYTHING, Memory(call.t), total.with_values(mine.dense))
 
 
 @dataclass(frozen=True, eq=False)

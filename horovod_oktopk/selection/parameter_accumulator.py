@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
 from ..vectors.runs import Runs
-from ..vectors.sparse import DenseVector, SparseVector, Values
+from ..vectors.sparse import SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator, Pieces, between
 
 
@@ -40,7 +40,7 @@ class ParameterAccumulator(Accumulator):
         self._pieces = ()
 
     @abstractmethod
-    def commit(self, update: SparseVector | DenseVector) -> None:
+    def commit(self, update: SparseVector) -> None:
         """Set w to w - update."""
 
     @abstractmethod
@@ -102,8 +102,8 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
     def values(self) -> Values:
         return np.concatenate([np.empty(0, self.dtype), *self._chunks()])
 
-    def commit(self, update: SparseVector | DenseVector) -> None:
-        if isinstance(update, DenseVector):
+    def commit(self, update: SparseVector) -> None:
+        if len(update) == self.n:
             self.shared -= update.values
         else:
             update.with_values(-update.values).add_to(self.shared, kernels=self._kernels)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, SparseVector, Values
+from ..vectors.sparse import SparseVector, Values
 from .accumulator import Pieces
 
 
@@ -23,7 +23,7 @@ class Replica:
         """Return the parameters themselves: to be read until they change."""
         return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
 
-    def add(self, delta: SparseVector | DenseVector) -> None:
+    def add(self, delta: SparseVector) -> None:
         """Add delta to p."""
         for (offset, own), part in zip(self.pieces(), self._layout.cut(delta), strict=True):
             part.add_to(own, offset)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..kernels import KERNELS
-from .sparse import DenseVector, RunVector, SparseVector
+from .sparse import SparseVector
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 OVERFLOWS = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119, "float32": np.inf}
@@ -49,7 +49,7 @@ class Layout:
         """Return one line for each parameter, as `describe`, with the order in which its elements lie in memory."""
         return self.describe()
 
-    def representable(self, update: SparseVector | DenseVector) -> bool:
+    def representable(self, update: SparseVector) -> bool:
         """Return True if every value is finite in the dtype of its gradient; float16 overflows early."""
         if not np.isfinite(update.values).all():
             return False
@@ -60,16 +60,15 @@ class Layout:
             return all((np.abs(part.values.astype(np.float32)) < OVERFLOWS[dtype]).all()
                        for part, dtype in zip(self.parts(update), dtypes, strict=True) if dtype != own)
 
-    def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
+    def parts(self, update: SparseVector) -> Iterator[SparseVector]:
         """Yield the update's part of each gradient; indices from the gradient's own start."""
         for offset, part in zip(self.offsets.tolist(), self.cut(update), strict=False):
             yield part.shifted(-offset)
 
-    def cut(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
+    def cut(self, update: SparseVector) -> Iterator[SparseVector]:
         """Yield the update's part of each gradient, with the update's own indices."""
-        whole = RunVector.between(0, update.values) if isinstance(update, DenseVector) else update
-        for start, stop in itertools.pairwise(whole.numbers_below(self.offsets).tolist()):
-            yield whole[start:stop]
+        for start, stop in itertools.pairwise(update.numbers_below(self.offsets).tolist()):
+            yield update[start:stop]
 
 
 def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:

@@ -129,19 +129,6 @@ class RunVector(SparseVector):
         kernels.add_runs(out, self.runs.starts, self.runs.offsets, self.values, first)
 
 
-@dataclass(frozen=True)
-class DenseVector:
-    """All n elements of a vector, for a dense step. The values are float32 or float64, shape (n,)."""
-
-    values: Values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def divided(self, by: float) -> DenseVector:
-        return DenseVector(self.values / self.values.dtype.type(by))
-
-
 def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
     """Join parts whose index ranges ascend and do not overlap into one vector."""
     if not parts:

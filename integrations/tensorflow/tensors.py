@@ -13,14 +13,14 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
+from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator, Piece
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import Array, key_of, name_of
 from horovod_oktopk.transport.horovod import HorovodRanks, HorovodTransport
 from horovod_oktopk.vectors.layout import Layout, scatter
-from horovod_oktopk.vectors.sparse import Indices, Values
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 
 class TensorFlowTransport(HorovodTransport):
@@ -159,7 +159,7 @@ class DenseArrays(ReducedGradients):
             else:
                 yield int(offset), flat
 
-    def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
+    def write(self, update: SparseVector | None, cleared: bool) -> None:  # noqa: ARG002
         layout = self.layout
         if update is None:
             self._written = [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in layout.entries]

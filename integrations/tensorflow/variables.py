@@ -16,7 +16,7 @@ from horovod_oktopk.selection.accumulator import Pieces
 from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.tensorflow.private import all_layers, eagerly
 from horovod_oktopk.vectors.layout import Layout
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
+from horovod_oktopk.vectors.sparse import SparseVector, Values
 
 Array = NDArray[Any]
 
@@ -103,9 +103,9 @@ class VariableReplica(Replica):
         with eagerly():
             return [(start, _read(v)) for start, _, v in self._parts]
 
-    def add(self, delta: SparseVector | DenseVector) -> None:
+    def add(self, delta: SparseVector) -> None:
         with eagerly():
-            if isinstance(delta, DenseVector):
+            if len(delta) == self._layout.n:
                 for start, stop, v in self._parts:
                     v.assign_add(_value_for(v, delta.values[start:stop]), read_value=False)
                 return

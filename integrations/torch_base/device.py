@@ -28,7 +28,7 @@ from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.torch_base.tensors import TorchLayout, are_finite
 from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.runs import Runs
-from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 CHUNK = 1 << 24
 """Number of elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
@@ -183,8 +183,8 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
             found[start:start + len(chunk)] = chunk.cpu().numpy()
         return found
 
-    def commit(self, update: SparseVector | DenseVector) -> None:
-        if isinstance(update, DenseVector):
+    def commit(self, update: SparseVector) -> None:
+        if len(update) == self.n:
             self.shared -= self.on_device(update.values)
         else:
             self.shared[self.on_device(update.indices)] -= self.on_device(update.values)
@@ -233,10 +233,10 @@ class DeviceReplica(TorchReplica):
         super().__init__(layout)
         self._read, self._device = layout.flat_memory, layout.device
 
-    def add(self, delta: SparseVector | DenseVector) -> None:
+    def add(self, delta: SparseVector) -> None:
         """Send the delta to the device at once, and add each part to its parameter there."""
         values = torch.from_numpy(delta.values).to(self._device)
-        if isinstance(delta, DenseVector):
+        if len(delta) == self._layout.n:
             for offset, own in self.pieces():
                 own += values[offset:offset + len(own)]
             return

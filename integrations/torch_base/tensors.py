@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
+from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch_base.peers import Peers
 from horovod_oktopk.torch_base.private import rows_of, values_of
@@ -162,7 +162,7 @@ class DenseGradients(OwnGradients, ReducedGradients):
             else:
                 yield offset, flat.numpy()
 
-    def write(self, update: Update | None, cleared: bool) -> None:
+    def write(self, update: SparseVector | None, cleared: bool) -> None:
         """Write into the gradients' own memory, and so in their layout (channels_last stays so)."""
         parts = [None] * len(self._tensors) if update is None else self.layout.parts(update)
         for p, tensor, part, was_sparse in zip(self.layout.parameters, self._tensors, parts, self._were_sparse,

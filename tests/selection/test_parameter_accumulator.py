@@ -10,7 +10,7 @@ import pytest
 from horovod_oktopk.kernels import NATIVE, NumpyKernels
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+from horovod_oktopk.vectors.sparse import RunVector, SparseVector
 
 from ..support.runs import runs_of
 from .accumulators import CHUNK, N, normal
@@ -77,7 +77,7 @@ def test_an_update_moves_the_shared_parameters_and_nothing_else():
     expected = before.copy()
     expected[[0, 5, N - 1]] -= np.array([1, 2, 3], np.float32)
     assert accumulator.shared.tobytes() == expected.tobytes()
-    accumulator.commit(DenseVector(np.ones(N, np.float32)))
+    accumulator.commit(RunVector.between(0, np.ones(N, np.float32)))
     assert accumulator.shared.tobytes() == (expected - np.float32(1)).tobytes()
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
+from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients
 from horovod_oktopk.selection.accumulator import Piece
 from horovod_oktopk.vectors.layout import Layout
-from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
+from horovod_oktopk.vectors.sparse import Indices, RunVector, SparseVector, Values
 
 
 class FlatGradients(LocalGradients, ReducedGradients):
@@ -23,18 +23,18 @@ class FlatGradients(LocalGradients, ReducedGradients):
     def __init__(self, values: Values, pieces: Iterable[Piece] | None = None) -> None:
         super().__init__(Layout([("all", values.shape, values.dtype.name)]))
         self.values, self._pieces = values, pieces
-        self.update: Update | None = DenseVector(values)
+        self.update: SparseVector | None = RunVector.between(0, values)
 
     def pieces(self) -> Iterable[Piece]:
         return [(0, self.values)] if self._pieces is None else self._pieces
 
-    def write(self, update: Update | None, cleared: bool) -> None:
+    def write(self, update: SparseVector | None, cleared: bool) -> None:
         self.update = update
 
     def dense_update(self) -> Values | None:
         """Return the update as a dense array; None if the step was undone."""
-        if self.update is None or isinstance(self.update, DenseVector):
-            return self.update and self.update.values
+        if self.update is None:
+            return None
         dense = np.zeros_like(self.values)
         dense[self.update.indices] = self.update.values
         return dense

@@ -10,7 +10,7 @@ from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.torch_base.device import DeviceReplica, TorchAccumulator, TorchParameterAccumulator
 from horovod_oktopk.torch_base.tensors import DenseGradients, TorchLayout
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+from horovod_oktopk.vectors.sparse import RunVector, SparseVector
 from tests.selection.accumulators import PROGRAMS
 from tests.support.runs import runs_of
 
@@ -68,7 +68,7 @@ def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dty
         assert ours.moments() == pytest.approx(reference.moments(), rel=1e-4)
         for accumulator in (ours, reference):
             accumulator.commit(expected[1].divided(2))
-            accumulator.commit(DenseVector(np.full(n, 0.25, dtype)))
+            accumulator.commit(RunVector.between(0, np.full(n, 0.25, dtype)))
         assert np.array_equal(ours.read_shared(), reference.read_shared())
         for at, part in pieces()[0]:
             w = reference.read_shared()[at:at + len(part)]
@@ -93,7 +93,7 @@ def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
     assert held[1] == 11
     assert named["a"].view(-1).tolist() == [0, 1, 2, 3, 4, 5]
     replica.assign(torch.zeros(24, device=device))
-    replica.add(DenseVector(np.arange(24, dtype=np.float32)))
+    replica.add(RunVector.between(0, np.arange(24, dtype=np.float32)))
     order = replica.logical(np.arange(24, dtype=np.float32))
     assert named["b"].detach().cpu().contiguous().view(-1).tolist() == order[6:].tolist()
     assert replica.in_memory(order).tolist() == list(range(24))

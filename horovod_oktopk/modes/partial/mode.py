@@ -35,7 +35,7 @@ from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of
 from ..gradient_mode import GradientMode
 from ..gradient_reduction import GradientReduction
-from ..gradients import ReducedGradients, Update
+from ..gradients import ReducedGradients
 from ..mode import Mode
 from ..options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Round
@@ -138,7 +138,7 @@ class PartialMode(Mode[ReducedGradients]):
         self._pending = Pending(reduction.accumulator, layout)
         self._allreduce: PartialAllreduce | None = None
         self._accumulating = Traffic()
-        self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
+        self._to_apply: deque[tuple[SparseVector, tuple[float, ...]]] = deque()  # with the settings of their rounds
 
     def announce(self, doing: str) -> None:
         """Do nothing: ranks may take different numbers of steps, and meet in `synchronize`."""
@@ -253,7 +253,7 @@ class PartialMode(Mode[ReducedGradients]):
 
     # In rounds.
 
-    def _run(self, contributes: bool, settings: tuple[float, ...]) -> tuple[Update | None, StepReport]:
+    def _run(self, contributes: bool, settings: tuple[float, ...]) -> tuple[SparseVector | None, StepReport]:
         """Run a round. The update is None if it is skipped, as some rank's gradient was not finite, or the sum.
 
         What is pending stays pending, but what has overflowed together is dropped, as it would again.

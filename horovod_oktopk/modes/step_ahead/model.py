@@ -26,8 +26,7 @@ from ...selection.accumulator import Pieces
 from ...selection.parameter_accumulator import ParameterAccumulator
 from ...selection.replica import Replica
 from ...transport.base import Transport, broadcast
-from ...vectors.sparse import DenseVector, SparseVector, Values
-from ..gradients import Update
+from ...vectors.sparse import SparseVector, Values
 from ..reduction import Reduction
 from .life import Event, Life, after
 
@@ -139,7 +138,7 @@ class Model:
             self._replica.add(self.anticipated)
             self.anticipated = None
 
-    def apply(self, update: Update, change: Update) -> None:
+    def apply(self, update: SparseVector, change: SparseVector) -> None:
         """Set w to w - update, and p to p + change: what contributed leaves w - p, what rounding left over stays."""
         self._accumulator.commit(update)
         self._replica.add(change)
@@ -203,7 +202,7 @@ class Model:
         self.digest = hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
 
 
-Moves = tuple[Update, Update]
+Moves = tuple[SparseVector, SparseVector]
 """The vectors to subtract from w, and to add to p."""
 
 
@@ -292,17 +291,13 @@ def _complete(worker: Worker, begun: Begun, divisor: float, overshoot: float) ->
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
-def correction_of_p(update: Update, result: Result) -> Any:
+def correction_of_p(update: SparseVector, result: Result) -> SparseVector:
     """Return the change of p: minus the update, plus this rank's contribution to the update.
 
     All indices that contributed, and all that rounding left over, are indices of the update.
     """
     sent, reached = result.selected, result.reached
-    if isinstance(update, DenseVector):
-        return DenseVector(sent.values - update.values)
-    assert isinstance(sent, SparseVector)
-    assert not isinstance(reached, slice)
-    if reached is not None and len(reached) < len(sent):
+    if isinstance(reached, np.ndarray) and len(reached) < len(sent):
         sent = sent.take(KERNELS.common_positions(sent.indices, reached))
     change, kept = update.with_values(-update.values), result.remainder
     _add_within(change, sent)

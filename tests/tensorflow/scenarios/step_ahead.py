@@ -15,7 +15,7 @@ from horovod_oktopk.tensorflow import shared_parameters, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.variables import VariableReplica, tensor_of
 from horovod_oktopk.vectors.layout import Layout
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+from horovod_oktopk.vectors.sparse import RunVector, SparseVector
 from tests.scenarios.common import assert_equal_everywhere, everywhere, is_last, needs_ranks
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, variable_of
 from tests.tensorflow.scenarios.own_optimizers import Gan
@@ -232,7 +232,7 @@ def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -
     kept = np.array(held)
     replica.add(delta)
     assert np.array_equal(held, kept), "who has read the variable keeps what he read"
-    replica.add(DenseVector(np.ones(layout.n, np.float32)))
+    replica.add(RunVector.between(0, np.ones(layout.n, np.float32)))
     expected[indices] += 1
     np.testing.assert_allclose(values(), expected + 1, atol=1e-5)
 
