@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from ..errors import AgreementError
 from ..transport.base import Counts, Transport, Values, allgather_rows, alltoall_rows
-from ..vectors.sparse import Indices
 
 Words = NDArray[np.uint32]
 
@@ -169,19 +168,9 @@ def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Count
     return rows[:, :length], rows[:, length:].astype(np.int64)
 
 
-def counts_for(counts: Counts, rank: int) -> Counts:
-    """Return every rank's count for this rank, from the counts that `tell` returned: int64, shape (P,)."""
-    return counts[:, rank if counts.shape[1] > 1 else 0]
-
-
 def digest_of_rates(rates: Sequence[float]) -> int:
     """Return a digest of learning rates in 12 bits."""
     return zlib.crc32(np.asarray(rates, np.float64).tobytes()) >> 20
-
-
-def digest_of_memory(boundaries: Indices, threshold: float) -> int:
-    """Return a digest of what a rank remembers, in 14 bits, which is not 0."""
-    return (zlib.crc32(boundaries.tobytes(), zlib.crc32(np.float64(threshold).tobytes())) >> 18) or 1
 
 
 @functools.lru_cache(maxsize=64)

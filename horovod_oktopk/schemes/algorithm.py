@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError
-from ..phases.agreement import digest_of_memory
 from ..phases.link import Link
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
@@ -38,10 +38,10 @@ class Memory:
     """The blocks' turns; None if they begin anew."""
 
     def digest(self) -> int:
-        """Return a digest for the roll call; 0 if a step could need more than this of the steps before."""
+        """Return a digest of 14 bits for the roll call; 0 if a step could need more than this of the steps before."""
         if self.boundaries is None or self.threshold is None:
             return 0
-        return digest_of_memory(self.boundaries, self.threshold)
+        return (zlib.crc32(self.boundaries.tobytes(), zlib.crc32(np.float64(self.threshold).tobytes())) >> 18) or 1
 
     def forgotten(self) -> Memory:
         """Return what does not depend on who the ranks are."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, WireError
 from ..phases.link import Link
-from ..selection.local_top_k import top_k
+from ..selection.local_top_k import nonzero_top_k
 from ..selection.selection import Selection
 from ..transport.base import WORD, Bytes, Transport
 from ..vectors.sparse import Indices, SparseVector, sum_of
@@ -60,9 +60,6 @@ class NaiveGTopkAllreduce(TopkAAllreduce):
 
     keeps_k = True
 
-    def kept(self, total: SparseVector, k: int) -> SparseVector:
-        return nonzero_top_k(total, k)
-
 
 class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
@@ -77,11 +74,6 @@ class GTopkAllreduce(Algorithm):
             update, lost = _broadcast(merged, dropped, codec, link.transport)
         reached = mine.sent.positions_in(update.compress(~lost))
         return Result(update, mine.sent.take(reached).indices, Memory(call.t), mine.elements)
-
-
-def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:
-    """Return the k largest elements; sums that cancel to zero do not count."""
-    return top_k(total.compress(total.values != 0), k)
 
 
 def tree_distances(size: int) -> list[int]:

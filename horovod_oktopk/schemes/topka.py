@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..phases.agreement import counts_for
 from ..phases.link import Link
+from ..selection.local_top_k import nonzero_top_k
 from ..selection.selection import Selection
-from ..vectors.sparse import SparseVector, sum_of
+from ..vectors.sparse import sum_of
 from ..vectors.wire import Extent
 from .algorithm import Algorithm, Call, Memory, Result
 from .options import Scheme
@@ -17,20 +17,15 @@ class TopkAAllreduce(Algorithm):
     """u = Σ Topk(acc), of up to Pk elements. A rank sends 2k(P-1) words."""
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
-        lengths = counts_for(call.counts, link.transport.rank).tolist()  # which the roll call has told
         with link.transport.phase("allgatherv"):
-            extents = [(rank, Extent(length, 0, call.n)) for rank, length in enumerate(lengths)]
+            extents = [(rank, Extent(length, 0, call.n)) for rank, length in enumerate(call.counts[:, 0].tolist())]
             parts = link.allgatherv(mine.sent, extents)
         with link.transport.phase("sum"):
             total = sum_of(parts)
-            update = self.kept(total, call.kept)
+            update = nonzero_top_k(total, call.kept) if self.keeps_k else total
         own = mine.sent.indices
         reached = own if update is total else own[mine.sent.positions_in(update)]
         return Result(update, reached, Memory(call.t), mine.elements)
-
-    def kept(self, total: SparseVector, k: int) -> SparseVector:  # noqa: ARG002
-        """Return the elements of the sum that are the update: all."""
-        return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..phases.agreement import counts_for
 from ..phases.link import Link
 from ..phases.regions import Regions, count_by_region
 from ..phases.split import split_and_reduce
@@ -26,10 +25,11 @@ class TopkDSAAllreduce(Algorithm):
         return count_by_region(mine.elements.indices, equal_regions(n, size))
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
-        transport = link.transport
+        transport, counts = link.transport, call.counts
         boundaries = equal_regions(call.n, transport.size)
         sent = count_by_region(mine.sent.indices, boundaries)
-        regions = Regions(boundaries, sent, counts_for(call.counts, transport.rank))
+        received = counts[:, transport.rank if counts.shape[1] > 1 else 0]  # see `agreement.tell`
+        regions = Regions(boundaries, sent, received)
         reduced = split_and_reduce(mine.sent, regions, link)
         with transport.phase("agree"):
             sizes_by_region = transport.allgather(np.array([len(reduced)], np.int64)).ravel()

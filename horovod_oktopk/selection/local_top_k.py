@@ -93,6 +93,11 @@ def top_k(candidates: SparseVector, k: int) -> SparseVector:
     return largest(candidates, KERNELS.kth_magnitude(candidates.values, k), k)
 
 
+def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:
+    """Return the k largest elements; sums that cancel to zero do not count."""
+    return top_k(total.compress(total.values != 0), k)
+
+
 def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:
     """Return the top k, given their least magnitude."""
     passing = candidates.passing(threshold)
