@@ -35,6 +35,10 @@ threshold is reused.
 GUARD = 0.25
 """The share of k that a reused threshold's selection may deviate by."""
 
+Kth = tuple[int, Counts, Counts]
+"""The k-th magnitude, as bits, and how many elements of each rank exceed and equal it: int64, shape (P,) each. The
+magnitude is 0 if there are fewer than k.
+"""
 Kept = tuple[Selection, Counts]
 """This rank's part of the elements that are kept of a sum, and the length of every rank's part: int64, shape (P,)."""
 
@@ -58,10 +62,9 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
     if len(sums) > reach:
         top = sums.passing(KERNELS.kth_magnitude(sums.values, reach))
     ascending = np.sort(to_bits(top.values))
-    steps = np.full(transport.size, step)
-    mine = sketch(ascending, step, entries - 1, int(first_places(steps)[transport.rank]))
+    mine = sketch(ascending, step, entries - 1, int(first_places(step, transport.size)[transport.rank]))
     rows = allgather_rows(np.concatenate([to_bits(np.array([local_threshold], sums.values.dtype)), mine]), transport)
-    bits, above, equal = (_kth_by_sketches(ascending, Sketches(rows[:, 1], rows[:, 2:], steps), k, transport)
+    bits, above, equal = (_kth_by_sketches(ascending, Sketches(rows[:, 1], rows[:, 2:], step), k, transport)
                           or radix_kth_magnitude(to_bits(sums.values), k, transport))
     quotas = _quotas(equal, k - int(above.sum()), order)
     threshold = from_bits(bits, sums.values.dtype)
@@ -128,12 +131,10 @@ def _selection(chosen: SparseVector, threshold: float, local_thresholds: Bits, l
     return Selection.of(chosen, threshold, (lowest if lowest <= top else 0.0, top))
 
 
-def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
-                     transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """Return the k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
+def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int, transport: Transport) -> Kth | None:
+    """Find the k-th magnitude; None if the sketches do not tell, on all ranks alike.
 
-    `ascending` holds this rank's largest magnitudes. The magnitude is 0 if there are fewer than k. Return None if the
-    sketches do not tell, on all ranks alike.
+    `ascending` holds this rank's largest magnitudes.
     """
     certain = sketches.bracket(k)
     if certain is None:
@@ -143,7 +144,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
         above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
         there_are_fewer = above.sum() + equal.sum() < k
         return (0, above + equal, np.zeros_like(equal)) if there_are_fewer else (certain.lowest, above, equal)
-    if certain.at_most.sum() > 4 * sketches.steps.sum():
+    if certain.at_most.sum() > 4 * sketches.step * transport.size:
         start, stop = _within(certain, ascending)
         return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)
     likely = sketches.likely_bracket(k, certain)
@@ -157,9 +158,8 @@ def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
     return start, stop
 
 
-def _kth_between(ascending: Bits, bracket: Bracket, k: int,
-                 transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """Find the k-th magnitude in a bracket; 0 if it lies below, or there are fewer. Return as `_kth_by_sketches`.
+def _kth_between(ascending: Bits, bracket: Bracket, k: int, transport: Transport) -> Kth | None:
+    """Find the k-th magnitude in a bracket; 0 if it lies below, too.
 
     None if it lies above, or if more than `at_most` magnitudes of a rank lie inside.
     """
@@ -185,9 +185,8 @@ def _kth_between(ascending: Bits, bracket: Bracket, k: int,
             np.array([int((part == threshold).sum()) for part in between]))
 
 
-def _kth_by_counts(between: Bits, larger: np.int64, k: int,
-                   transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """Find the k-th magnitude by counting equal ones; None if too few are equal. Return as `_kth_by_sketches`.
+def _kth_by_counts(between: Bits, larger: np.int64, k: int, transport: Transport) -> Kth | None:
+    """Find the k-th magnitude by counting equal ones; None if too few are equal.
 
     `between` holds this rank's magnitudes in the range that holds the k-th of all, unless there are fewer. `larger`
     is the number of this rank's magnitudes above the range.
@@ -206,8 +205,8 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
             np.array([int(each[1][each[0] == threshold].sum()) for each in rows]))
 
 
-def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
-    """Find the exact k-th largest of all ranks' magnitudes. Return as `_kth_by_sketches`. Collective.
+def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> Kth:
+    """Find the exact k-th largest of all ranks' magnitudes. Collective.
 
     The bits are this rank's, and none of them is 0.
     """

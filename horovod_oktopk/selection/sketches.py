@@ -46,11 +46,11 @@ def sketch_shape(k: int, size: int) -> tuple[int, int]:
     return entries, -(-covered // (size * (entries - 2)))
 
 
-def first_places(steps: Counts) -> Counts:
-    """Return the place of each rank's first entry among its magnitudes, from 1 to its step: int64, shape (P,)."""
-    if len(steps) <= FEW_RANKS:
-        return steps
-    return 1 + (np.arange(1, len(steps) + 1) * GOLDEN % 1 * steps).astype(np.int64)
+def first_places(step: int, size: int) -> Counts:
+    """Return the place of each rank's first entry among its magnitudes, from 1 to the step: int64, shape (P,)."""
+    if size <= FEW_RANKS:
+        return np.full(size, step)
+    return 1 + (np.arange(1, size + 1) * GOLDEN % 1 * step).astype(np.int64)
 
 
 def sketch(ascending: Bits, step: int, entries: int, first: int | None = None) -> Bits:
@@ -81,31 +81,32 @@ class Sketches:
     """The sketches of all ranks.
 
     `largest` holds their largest magnitudes, shape (P,). The entries have shape (P, m); entry j is the
-    (first + j * step)-th largest of the rank's, or 0. The steps are int64, shape (P,).
+    (first + j * step)-th largest of the rank's, or 0.
     """
 
     largest: Bits
     entries: Bits
-    steps: Counts
+    step: int
 
     def bracket(self, k: int) -> Bracket | None:
         """Return bounds between which the k-th magnitude of all ranks certainly lies, if there are k magnitudes.
 
         None if a sketch does not reach that far down. A rank has as many elements of at least t as its entries tell,
-        and fewer than its step more.
+        and fewer than a step more.
         """
-        weights = np.repeat(self.steps[:, None], self.entries.shape[1], axis=1)
-        weights[:, 0] = first_places(self.steps)
+        size, entries = self.entries.shape
+        weights = np.full(self.entries.shape, self.step)
+        weights[:, 0] = first_places(self.step, size)
         at_least = np.cumsum(weights.ravel()[self._order])  # so many magnitudes are at and above each entry
         if at_least[-1] < k:
             return None
         lowest = max(int(self._descending[np.searchsorted(at_least, k)]), 1)
-        most_told = k - 1 - (self.steps - 1).sum()  # with step - 1 more on every rank, these are fewer than k still
+        most_told = k - 1 - (self.step - 1) * size  # with step - 1 more on every rank, these are fewer than k still
         limit = (int(self._descending[np.searchsorted(at_least, most_told, side="right")]) + 1 if most_told >= 0
                  else int(np.iinfo(self.entries.dtype).max))
-        if self._reached(lowest).max() == self.entries.shape[1]:
+        if self._reached(lowest).max() == entries:
             return None
-        at_most = self.steps * (self._reached(lowest) - self._reached(limit)) + self.steps - 1
+        at_most = self.step * (self._reached(lowest) - self._reached(limit)) + self.step - 1
         return Bracket(lowest, limit, at_most)
 
     def likely_bracket(self, k: int, certain: Bracket) -> Bracket | None:
@@ -113,10 +114,10 @@ class Sketches:
 
         None on few ranks, as the certain bounds are hardly wider, and if there may be fewer than k magnitudes.
         """
-        if len(self.steps) <= FEW_RANKS or certain.lowest == 1:
+        if len(self.entries) <= FEW_RANKS or certain.lowest == 1:
             return None
-        expected = np.cumsum(np.repeat(self.steps, self.entries.shape[1])[self._order])
-        spread = math.sqrt(float((self.steps**2).sum()))
+        expected = self.step * np.arange(1, self.entries.size + 1)
+        spread = math.sqrt(len(self.entries) * self.step**2)
         places = np.searchsorted(expected, (k + spread, max(k - spread, 0))).clip(max=len(expected) - 1)
         low, high = self._descending[places].tolist()
         lowest, limit = max(low, certain.lowest), min(high + 1, certain.limit)
@@ -143,4 +144,4 @@ class Sketches:
         ranks = np.arange(len(edges))
         upper, lower = edges[ranks, np.maximum(above - 1, 0)], edges[ranks, above]
         part = (upper - bits) / np.maximum(upper - lower, 1)
-        return np.where(above > 0, self.steps * (above - 1 + part), 0.0)
+        return np.where(above > 0, self.step * (above - 1 + part), 0.0)

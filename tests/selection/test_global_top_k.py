@@ -296,7 +296,7 @@ def test_where_one_of_many_ranks_has_more_than_is_likely_all_look_where_it_certa
     k, step = 40_000, sketch_shape(40_000, FORTY)[1]
     values = np.random.default_rng(3).exponential(1.0, 120_000).astype(np.float32)
     first = np.sort(values[:3000])[::-1]
-    after = first_places(np.full(FORTY, step))[0] - 1 + np.arange(0, 2000, step)
+    after = first_places(step, FORTY)[0] - 1 + np.arange(0, 2000, step)
     entry = after[first[after] > np.sort(values)[-k]][-1]
     values[:3000] = first
     values[entry + 1:entry + step] = np.sort(values)[-k] * (1 + np.linspace(1e-5, -1e-5, step - 1, dtype=np.float32))
@@ -307,7 +307,7 @@ def test_where_one_of_many_ranks_has_more_than_is_likely_all_look_where_it_certa
 def test_where_the_kth_of_many_ranks_is_not_where_it_is_likely_all_look_where_it_certainly_is(more):
     """On every rank the last entry that is larger is the last magnitude that is (below), or the next one would be."""
     def larger(entries, step):
-        return first_places(np.full(FORTY, step)) + step * entries + more
+        return first_places(step, FORTY) + step * entries + more
 
     random = np.random.default_rng(3)
     counts = next(larger(*shape) for shape in product(range(3, 60), range(10, 100))
