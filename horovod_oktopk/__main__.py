@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
@@ -153,16 +153,16 @@ def check_cuda() -> str:
     return "gradients on CUDA devices, Horovod with NCCL"
 
 
-def horovods() -> Iterator[Any]:
-    """Yield horovod.torch and horovod.tensorflow, or whichever of these can be imported."""
+def some_horovod() -> Any:
+    """Return horovod.torch or horovod.tensorflow; None if neither can be imported."""
     for framework in ("torch", "tensorflow"):
         with suppress(Exception):  # whatever a broken framework raises
-            yield importlib.import_module(f"horovod.{framework}")
+            return importlib.import_module(f"horovod.{framework}")
+    return None
 
 
 def horovod_says(question: str) -> bool:
-    """Return the answer of horovod.torch or horovod.tensorflow; False if neither can be imported."""
-    hvd = next(horovods(), None)
+    hvd = some_horovod()
     return hvd is not None and bool(getattr(hvd, question)())
 
 
@@ -242,7 +242,7 @@ def _measure() -> tuple[int, int, advise.Network]:
 
 
 def _ranks_of_horovod() -> Any:
-    hvd = next(horovods(), None)
+    hvd = some_horovod()
     if hvd is None:
         raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod: install one (docs/install.md)")
     hvd.init()
