@@ -63,6 +63,7 @@ class GradientRun(Run):
 class StepAheadRun(Run):
     """The optimizer steps over this rank's own gradients; its moves of the parameters are exchanged afterwards."""
 
+    strides_matter = True
     _is_open = False  # inside shared_parameters, which was entered before the first step
 
     def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
