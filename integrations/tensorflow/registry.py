@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.schemes.options import Scheme
-from horovod_oktopk.tensorflow.run import Run
-from horovod_oktopk.tensorflow.runs import ALL, GradientRuns, Runs, WaitingState
+from horovod_oktopk.tensorflow.run import ALL, Run
+from horovod_oktopk.tensorflow.runs import GradientRuns, Runs, WaitingState
 from horovod_oktopk.tensorflow.variables import key_of, optimizers_of, trained_by
 
 OF_TAPES: dict[Any, Runs[Any]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar
@@ -28,9 +29,11 @@ from horovod_oktopk.tensorflow.tensors import (
     ranks_of,
     signature_of,
 )
-from horovod_oktopk.tensorflow.variables import Array, VariableReplica, name_of, tensor_of
+from horovod_oktopk.tensorflow.variables import Array, VariableReplica, key_of, name_of, tensor_of
 from horovod_oktopk.vectors.layout import Layout
 
+ALL: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The Runs of all optimizers, and of all tapes."""
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
@@ -130,8 +133,6 @@ class StepAheadRun(Run):
             """λ · gain of the step at hand."""
             self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
         self._touched = [*self.tensors, self.factor, self.gain, _turn()]
-        self.others: Callable[[], Sequence[Run]] = list
-        """Returns the runs of other optimizers over some of these variables, which take turns with this one."""
 
     def _parts(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[tuple[Any, tf.DType]]:  # noqa: ARG002
         """Return all variables: their moves are exchanged, whatever their gradients are like."""
@@ -160,14 +161,18 @@ class StepAheadRun(Run):
         self.mode.catch_up()
         return []
 
+    def _others(self) -> list[Run]:
+        """Return the runs of other optimizers over some of these variables, which take turns with this one."""
+        return [each for each in runs_over(self.tensors) if each is not self]
+
     def resume(self) -> None:
         """See Run. Where runs take turns, one that has the variables keeps them until another steps."""
-        if not any(other.mode.is_started for other in self.others()):
+        if not any(other.mode.is_started for other in self._others()):
             self._take_turn()
 
     def _take_turn(self) -> None:
         if not self.mode.is_started:
-            for other in self.others():
+            for other in self._others():
                 other.mode.suspend(for_another=True)
         super().resume()
 
@@ -187,19 +192,25 @@ class StepAheadRun(Run):
 class PartialRun(Run):
     """The optimizer's steps in rounds, with the rounds' updates."""
 
+    _local: Local | None = None
+    """That of the last step, which rounds take in between; None before the first."""
+
     def step(self, gradients: Sequence[Any], local: Local) -> None:
         """Hand in the gradients; take a local step for each round since the last call.
 
         A round sets the learning rate.
         """
-        rate, mine = self._rate(), self.told_rate()
+        self._local, rate, mine = local, self._rate(), self.told_rate()
         [count] = call(self._hand_in, [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
         repeat(count, lambda number: self._apply_round(number, rate, local), at_most_once=False)
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 
-    def synchronize(self, local: Local) -> None:
+    def synchronize(self) -> None:
         """Serve rounds until all ranks are here, and apply them as they end. Collective."""
+        local = self._local
+        if local is None:
+            return
         rate, mine = self._rate(), self.told_rate()
         for count in self.mode.synchronize():
             for number in range(count):
@@ -228,6 +239,13 @@ class PartialRun(Run):
         gradients = DenseArrays(self._layout, ())
         [rate] = self.mode.prepare(gradients)
         return [np.array(rate), *gradients.written]
+
+
+def runs_over(variables: Sequence[Any]) -> list[Run]:
+    """Return the runs that hold parameters, and train one of these variables, whatever optimizer has them."""
+    wanted = set(key_of(variables))
+    return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
+            if not wanted.isdisjoint(key)]
 
 
 @cache

@@ -20,11 +20,9 @@ from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
-from horovod_oktopk.tensorflow.run import GradientRun, Local, PartialRun, RateOf, Refusal, Run, StepAheadRun
+from horovod_oktopk.tensorflow.run import ALL, GradientRun, PartialRun, RateOf, Refusal, Run, StepAheadRun, runs_over
 from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import check_variables, key_of, name_of, tensor_of
-
-ALL: weakref.WeakSet[Runs[Any]] = weakref.WeakSet()
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
           "compile(), or build it with all variables at first")
@@ -199,11 +197,6 @@ class StepAheadRuns(Runs[StepAheadRun]):
                 raise PluginError(JOINED)
         return self.add(key, variables, [None] * len(variables))
 
-    def add(self, key: tuple[int, ...], variables: Sequence[Any], gradients: Sequence[Any]) -> StepAheadRun:
-        run = super().add(key, variables, gradients)
-        run.others = partial(_others_than, weakref.ref(run))
-        return run
-
     def run_before_a_step(self, variables: Sequence[Any]) -> StepAheadRun:
         return self.run_over(variables)
 
@@ -213,10 +206,6 @@ class PartialRuns(Runs[PartialRun]):
 
     of_one = PartialRun
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._serving: dict[PartialRun, Local] = {}
-
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, **_: Any) -> None:
         gradients = self.dense_if_asked(gradients)
         if any(isinstance(g, tf.IndexedSlices) for g in gradients):
@@ -224,30 +213,17 @@ class PartialRuns(Runs[PartialRun]):
         run, refusal = self.run_of(variables, gradients)
         if refusal:
             run.mode.refuse_step(*refusal)
-        self._serving[run] = local
         run.step(gradients, local)
 
     def synchronize_replicas(self) -> None:
         """Serve rounds until all ranks are here. Collective."""
-        for run, local in list(self._serving.items()):
-            run.synchronize(local)
+        for run in self.present().values():
+            run.synchronize()
 
 
 RUNS: dict[Kind, type[Runs[Any]]] = {
     GradientMode: GradientRuns, StepAheadMode: StepAheadRuns, PartialMode: PartialRuns}
 """By the class of the mode."""
-
-
-def runs_over(variables: Sequence[Any]) -> list[Run]:
-    """Return the runs that hold parameters, and train one of these variables, whatever optimizer has them."""
-    wanted = set(key_of(variables))
-    return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
-            if not wanted.isdisjoint(key)]
-
-
-def _others_than(run: weakref.ref[Run]) -> list[Run]:
-    this = run()
-    return [] if this is None else [each for each in runs_over(this.tensors) if each is not this]
 
 
 def _forget(runs: weakref.ref[Runs[Any]], key: tuple[int, ...]) -> None:

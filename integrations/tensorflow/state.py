@@ -22,8 +22,8 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by_optimizer
-from horovod_oktopk.tensorflow.run import Run
-from horovod_oktopk.tensorflow.runs import WaitingState, runs_over
+from horovod_oktopk.tensorflow.run import Run, runs_over
+from horovod_oktopk.tensorflow.runs import WaitingState
 from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
 from horovod_oktopk.transport.elastic import ElasticState
 
