@@ -87,11 +87,12 @@ class Steps:
             finally:
                 self._is_inside, self.present = False, None
 
-        def act(reduced: Sequence[Any]) -> object:
+        def act(reduced: Sequence[Any]) -> None:
             if self.runs is None or not self.runs.takes_part:
-                return step(list(reduced))
-            return self.runs.step(reduced, variables, step, all_variables=all_variables,
-                                  checks_overflow=checks_overflow)
+                step(list(reduced))
+            else:
+                self.runs.step(reduced, variables, step, all_variables=all_variables,
+                               checks_overflow=checks_overflow)
 
         if self._passes is None:
             act(self._reduced(gradients, variables))

@@ -52,7 +52,7 @@ class Run:
     """False where a tape has the run, which must go with the variables."""
 
     def __init__(self, options: Any, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
-                 normalizes: bool, rate: RateOf = lambda: None) -> None:
+                 normalizes: bool, rate: RateOf) -> None:
         self.signature = signature_of(variables, gradients)
         self.tensors = [tensor_of(v) for v in variables] if self.holds_variables else []
         layout = Layout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in self._parts(variables, gradients))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import horovod.tensorflow as hvd
@@ -32,7 +31,7 @@ LocalOf = Callable[..., object]
 """A Local that may also be given the StepAheadRun whose step it takes, and which scales the learning rate."""
 
 
-class Runs(ABC, Generic[One]):
+class Runs(Generic[One]):
     """The runs of one optimizer, or of all tapes of a kind: one for each list of variables.
 
     `normalizes` is True if the optimizer normalizes its gradients.
@@ -52,7 +51,6 @@ class Runs(ABC, Generic[One]):
         self._sparse_as_dense, self._normalizes, self._rate = sparse_as_dense, normalizes, rate
         self.by_key: dict[tuple[int, ...], One] = {}
         """By the identities of the variables, with which the runs go."""
-        self._host_set: Any = False  # not asked for yet
         self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
         ALL.add(self)
@@ -72,6 +70,13 @@ class Runs(ABC, Generic[One]):
         for run in self.present().values():
             run.mode.set_density(density)
 
+    @cached_property
+    def _host_set(self) -> Any:
+        """The process set of this rank's host, if each host is one worker; else None. It is made collectively."""
+        if not self.scheme.hierarchical:
+            return None
+        return ranks_of(self.process_set).host_set(self.scheme.transport, self.scheme.hierarchical)
+
     # Steps.
 
     def reduce_before_step(self, gradients: Sequence[Any], variables: Sequence[Any],
@@ -85,19 +90,15 @@ class Runs(ABC, Generic[One]):
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None) -> list[Any]:  # noqa: ARG002
         """Return the gradients, averaged over the ranks of a host where each host is one worker."""
-        if not self.scheme.hierarchical:
-            return list(gradients)
-        if self._host_set is False:
-            self._host_set = ranks_of(self.process_set).host_set(self.scheme.transport, self.scheme.hierarchical)
         if self._host_set is None:
             return list(gradients)
         return self.reduced_by(lambda dense: hvd.grouped_allreduce(
             dense, op=self._op, process_set=self._host_set) if dense else [], gradients, self._host_set)
 
-    @abstractmethod
-    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
-             all_variables: Sequence[Any], checks_overflow: bool) -> None:
-        """Call `local` as often as the mode says. The other arguments are those of Steps.apply."""
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,  # noqa: ARG002
+             all_variables: Sequence[Any], checks_overflow: bool) -> None:  # noqa: ARG002
+        """Call `local` as often as the mode says: once by default. The other arguments are those of Steps.apply."""
+        local(list(gradients))
 
     def reduced_by(self, reduce: Callable[[list[Any]], list[Any]], gradients: Sequence[Any],
                    process_set: Any) -> list[Any]:
@@ -133,15 +134,17 @@ class Runs(ABC, Generic[One]):
             return run, None
         return run, (_other_gradients(run.signature, signature), signature)
 
-    def run_before_a_step(self, variables: Sequence[Any]) -> One:
+    def run_over(self, variables: Sequence[Any]) -> One:
         """Return a run of a rank that has taken no step yet, to meet the other ranks with, which may take one."""
-        return self.of_one(with_scheme(self._options, self.scheme), self._op, self.process_set, variables, variables,
-                           self._normalizes)
+        return self._make(variables, gradients=variables)
+
+    def _make(self, variables: Sequence[Any], gradients: Sequence[Any]) -> One:
+        return self.of_one(with_scheme(self._options, self.scheme), self._op, self.process_set, variables, gradients,
+                           self._normalizes, self._rate)
 
     def add(self, key: tuple[int, ...], variables: Sequence[Any], gradients: Sequence[Any]) -> One:
         """Return a new run of these variables, with the gradients of its first step."""
-        options = with_scheme(self._options, self.scheme)
-        run = self.of_one(options, self._op, self.process_set, variables, gradients, self._normalizes, self._rate)
+        run = self._make(variables, gradients)
         run.mode.adopts = self.adopts
         for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
             before.mode.suspend(for_another=True)
@@ -165,10 +168,6 @@ class GradientRuns(Runs[GradientRun]):
         with tf.name_scope("OkTopkAllreduce"):
             return self.reduced_by(lambda dense: run.reduce(dense, slices, density, refusal), gradients,
                                    self.process_set)
-
-    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, **_: Any) -> None:  # noqa: ARG002
-        """Take the plain step: the gradients are reduced."""
-        local(list(gradients))
 
 
 class StepAheadRuns(Runs[StepAheadRun]):
@@ -196,9 +195,6 @@ class StepAheadRuns(Runs[StepAheadRun]):
             if set(key) & set(known):
                 raise PluginError(JOINED)
         return self.add(key, variables, [None] * len(variables))
-
-    def run_before_a_step(self, variables: Sequence[Any]) -> StepAheadRun:
-        return self.run_over(variables)
 
 
 class PartialRuns(Runs[PartialRun]):

@@ -104,7 +104,7 @@ def resume(target: Any) -> None:
     if len(several) == 1 and any(not state.handed for state in several[0].states) and getattr(target, "built", False):
         variables = getattr(target, "trainable_variables", None)
         if variables:
-            several[0].run_before_a_step(variables)
+            several[0].run_over(variables)
     for each in several:  # not others that may have had these variables before
         for run in each.present().values():
             run.resume()
@@ -121,7 +121,7 @@ def meet(target: Any, doing: str) -> None:
     Raise AgreementError, on all ranks, if some take a step or do something else. With `Partial` ranks may take
     different numbers of steps, and meet in `synchronize_replicas`.
     """
-    runs = each_run_of(target) or [each.run_before_a_step(trained_by(target)) for each in all_runs_of(target)]
+    runs = each_run_of(target) or [each.run_over(trained_by(target)) for each in all_runs_of(target)]
     modes = [run.mode for run in runs]
     for mode in sorted(modes, key=lambda each: each.reduction.ranks.channel):  # as they first stepped
         if mode.reduction.ranks.takes_part:
