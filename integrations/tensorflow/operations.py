@@ -28,7 +28,7 @@ GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape,
         "and the model for as long as the function that was traced with them is called")
 
 
-def call(method: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType] = (),
+def call(method: Callable[..., Sequence[Array] | None], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType] = (),
          shapes: Sequence[Any] = (), touched: Sequence[tf.Variable] = (),
          given: Sequence[Any] = ()) -> list[tf.Tensor]:
     """Call an object's method with the tensors' values, as arrays, now or when the graph runs; return its results.
@@ -37,7 +37,7 @@ def call(method: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dt
     `given` before the arrays. TensorFlow never drops a graph, which must not keep the object alive then.
     """
     if tf.executing_eagerly():
-        return [tf.convert_to_tensor(result) for result in method(*given, *map(np.asarray, inputs))]
+        return [tf.convert_to_tensor(result) for result in method(*given, *map(np.asarray, inputs)) or ()]
     guarded = partial(_guarded, weakref.WeakMethod(method), given, len(inputs))
     if touched:
         results = tf.py_function(guarded, [*inputs, *(v.handle for v in touched)], list(dtypes), name=NAME)
@@ -50,7 +50,7 @@ def call(method: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dt
     return list(results)
 
 
-def _guarded(kept: weakref.WeakMethod[Callable[..., Sequence[Array]]], given: Sequence[Any], count: int,
+def _guarded(kept: weakref.WeakMethod[Callable[..., Sequence[Array] | None]], given: Sequence[Any], count: int,
              *inputs: Any) -> Sequence[Array]:
     """Call a method in a graph, with the first inputs. Raise errors as TensorFlow passes them on; log each in a line.
 
@@ -61,7 +61,7 @@ def _guarded(kept: weakref.WeakMethod[Callable[..., Sequence[Array]]], given: Se
         method = kept()
         if method is None:
             raise PluginError(GONE)
-        return method(*given, *map(np.asarray, inputs[:count]))
+        return method(*given, *map(np.asarray, inputs[:count])) or ()
     except Exception as error:
         _log_once(f"{type(error).__name__}: {' '.join(str(error).split())}")
         if isinstance(error, HorovodInternalError | TransportError):
@@ -69,13 +69,19 @@ def _guarded(kept: weakref.WeakMethod[Callable[..., Sequence[Array]]], given: Se
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once: bool) -> None:
+def when(condition: tf.Tensor, action: Callable[[], object], otherwise: Callable[[], object] = lambda: None) -> None:
+    """Take an action if the condition holds when this runs, and otherwise another."""
+    if tf.executing_eagerly():
+        (action if condition else otherwise)()
+    else:
+        tf.cond(condition, lambda: (action(), tf.constant(0))[1], lambda: (otherwise(), tf.constant(0))[1])
+
+
+def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object]) -> None:
     """Take an action `count` times, one after another, with the number of those before."""
     if tf.executing_eagerly():
         for number in range(int(count)):
             action(tf.constant(number))
-    elif at_most_once:
-        tf.cond(count > 0, lambda: (action(tf.constant(0)), tf.constant(0))[1], lambda: tf.constant(0))
     else:
         tf.while_loop(lambda i: i < count, lambda i: (action(i), i + 1)[1], [tf.constant(0)],
                       parallel_iterations=1)

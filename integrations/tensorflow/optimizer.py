@@ -15,7 +15,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.operations import repeat
+from horovod_oktopk.tensorflow.operations import when
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
 from horovod_oktopk.tensorflow.run import Local, Run, StepAheadRun
 from horovod_oktopk.tensorflow.runs import RUNS, GradientRuns, Runs, StepAheadRuns
@@ -102,12 +102,10 @@ class Steps:
         added = tuple(tf.zeros_like(tensor) if gradient is None else gradient
                       for gradient, tensor in zip(gradients, tensors, strict=True))
         reduced = self._passes.compute_gradients(added, tensors)
-        tf.cond(tf.equal(self._passes.counter, 0), lambda: (act(reduced), tf.constant(0))[1],
-                lambda: (skip(), tf.constant(0))[1])
+        when(tf.equal(self._passes.counter, 0), lambda: act(reduced), otherwise=skip)
         if isinstance(self.runs, StepAheadRuns) and self.runs.takes_part:
             run = self.runs.run_over(all_variables)
-            repeat(tf.cast(tf.equal(self._passes.counter, self._half), tf.int32), lambda _: run.catch_up(),
-                   at_most_once=True)
+            when(tf.equal(self._passes.counter, self._half), run.catch_up)
 
     def own_runs(self) -> list[Run]:
         """Return the runs whose variables hold this rank's own parameters now."""

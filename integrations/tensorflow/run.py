@@ -15,7 +15,7 @@ from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.selection.accumulator import ResidualAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.tensorflow.operations import call, repeat
+from horovod_oktopk.tensorflow.operations import call, repeat, when
 from horovod_oktopk.tensorflow.tensors import (
     DenseArrays,
     Form,
@@ -150,16 +150,12 @@ class StepAheadRun(Run):
         if checks_overflow:
             local(list(gradients))
         else:
-            repeat(count, lambda _: local(list(gradients)), at_most_once=True)
-        call(self._end, [], touched=self._touched)
+            when(count > 0, lambda: local(list(gradients)))
+        call(self.mode.end, [], touched=self._touched)
 
     def catch_up(self) -> None:
         """Apply the exchange under way, if there is one."""
-        call(self._catch_up, [], touched=self._touched)
-
-    def _catch_up(self) -> list[Array]:
-        self.mode.catch_up()
-        return []
+        call(self.mode.catch_up, [], touched=self._touched)
 
     def _others(self) -> list[Run]:
         """Return the runs of other optimizers over some of these variables, which take turns with this one."""
@@ -184,10 +180,6 @@ class StepAheadRun(Run):
         self.gain.assign(self.mode.gain)
         return [np.array(count, np.int32)]
 
-    def _end(self) -> list[Array]:
-        self.mode.end()
-        return []
-
 
 class PartialRun(Run):
     """The optimizer's steps in rounds, with the rounds' updates."""
@@ -202,7 +194,7 @@ class PartialRun(Run):
         """
         self._local, rate, mine = local, self._rate(), self.told_rate()
         [count] = call(self._hand_in, [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
-        repeat(count, lambda number: self._apply_round(number, rate, local), at_most_once=False)
+        repeat(count, lambda number: self._apply_round(number, rate, local))
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 
