@@ -27,14 +27,11 @@ from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce
-from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
+from horovod_oktopk.tensorflow.registry import in_use
 from horovod_oktopk.tensorflow.state import ElasticVariables, owners_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.elastic import extend_elastic
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
-
-NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
-           "a Keras optimizer, or OkTopk with a tape")
 
 
 def install() -> None:
@@ -43,7 +40,7 @@ def install() -> None:
         return
     check_horovod(horovod.__version__, {})
     hvd.DistributedOptimizer = _wrap_factory(hvd.DistributedOptimizer, DistributedOptimizer)
-    hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, _tape)
+    hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, tape.distribute)
     stock_keras.create_distributed_optimizer = _wrap_factory(stock_keras.create_distributed_optimizer,
                                                              DistributedOptimizer)
     stock_keras.load_model = _wrap_load(stock_keras.load_model)
@@ -195,17 +192,6 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
             and inner.epsilon_1 < ADAFACTOR_EPSILON):
         kind.check("zero_rows", least=ADAFACTOR_EPSILON, got=inner.epsilon_1)
     return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
-
-
-def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
-          scale_local_gradients: bool) -> tf.GradientTape:
-    refuse_replicas()
-    options = as_options(compression)
-    if not hasattr(options, "density"):
-        raise PluginError(NO_TAPE.format(name=type(options).__name__))
-    runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
-    tape.distribute(gradtape, runs, options.present_density, process_set, scale_local_gradients)
-    return gradtape
 
 
 def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,10 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.runs import Runs
+from horovod_oktopk.tensorflow.operations import refuse_replicas
+from horovod_oktopk.tensorflow.registry import runs_of_tapes
 from horovod_oktopk.tensorflow.tensors import mark_reduced, with_scale, with_values, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
+
+NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
+           "a Keras optimizer, or OkTopk with a tape")
 
 
 class DistributedTape:
@@ -49,14 +54,24 @@ class DistributedTape:
         return found[True], found[False]
 
 
-def distribute(tape: tf.GradientTape, runs: Runs[Any], density: float, process_set: Any,
-               scale_local_gradients: bool) -> None:
-    """Give a tape a class of its own, which reduces the gradients. This tape selects the share `density`."""
-    plain = next(cls for cls in type(tape).__mro__ if not issubclass(cls, DistributedTape))
-    tape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
-    tape._local_sources = set()
-    tape._reduced = partial(reduced_but_local, partial(runs.reduce_before_step, density=density),
-                            local=tape._local_sources, divide_by=process_set if scale_local_gradients else None)
+def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
+               scale_local_gradients: bool) -> tf.GradientTape:
+    """Give a tape a class of its own, which reduces the gradients, and return it.
+
+    The arguments are those of hvd.DistributedGradientTape. Tapes share their runs, and each has a density of its own.
+    """
+    refuse_replicas()
+    options = as_options(compression)
+    if not hasattr(options, "density"):
+        raise PluginError(NO_TAPE.format(name=type(options).__name__))
+    reduce = partial(runs_of_tapes(options, op, process_set, sparse_as_dense).reduce_before_step,
+                     density=options.present_density)
+    plain = next(cls for cls in type(gradtape).__mro__ if not issubclass(cls, DistributedTape))
+    gradtape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
+    gradtape._local_sources = set()
+    gradtape._reduced = partial(reduced_but_local, reduce, local=gradtape._local_sources,
+                                divide_by=process_set if scale_local_gradients else None)
+    return gradtape
 
 
 def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any], local: set[Any],
