@@ -139,7 +139,7 @@ class StepAheadRun(Run):
         return [(v, tensor_of(v).dtype) for v in variables]
 
     def step(self, variables: Sequence[Any], gradients: Sequence[Any], local: Local,
-             checks_overflow: bool = False) -> None:
+             checks_overflow: bool) -> None:
         """Take the local steps that follow from this rank's gradients: none, or one.
 
         If `checks_overflow`, `local` looks for overflow by itself, and is to be called in any case.
@@ -184,31 +184,28 @@ class StepAheadRun(Run):
 class PartialRun(Run):
     """The optimizer's steps in rounds, with the rounds' updates."""
 
-    _local: Local | None = None
-    """That of the last step, which rounds take in between; None before the first."""
+    _local: Any = None
+    """The Local of the last step, which rounds take in between as well; None before the first."""
 
     def step(self, gradients: Sequence[Any], local: Local) -> None:
         """Hand in the gradients; take a local step for each round since the last call.
 
         A round sets the learning rate.
         """
-        self._local, rate, mine = local, self._rate(), self.told_rate()
+        self._local, mine = local, self.told_rate()
         [count] = call(self._hand_in, [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
-        repeat(count, lambda number: self._apply_round(number, rate, local))
-        if rate is not None:
-            rate.assign(tf.cast(mine, rate.dtype))
+        repeat(count, self._apply_round)
+        self._set_rate(mine)
 
     def synchronize(self) -> None:
         """Serve rounds until all ranks are here, and apply them as they end. Collective."""
-        local = self._local
-        if local is None:
+        if self._local is None:
             return
-        rate, mine = self._rate(), self.told_rate()
+        mine = self.told_rate()
         for count in self.mode.synchronize():
             for number in range(count):
-                self._apply_round(tf.constant(number), rate, local)
-        if rate is not None:
-            rate.assign(tf.cast(mine, rate.dtype))
+                self._apply_round(tf.constant(number))
+        self._set_rate(mine)
         for index, tensor in enumerate(self.tensors if self.mode.drifts else ()):
             tensor.assign(hvd.allreduce(tensor, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
                                         process_set=self._process_set))
@@ -218,14 +215,18 @@ class PartialRun(Run):
         count = self.mode.begin(DenseArrays(self._layout, arrays), [float(rate)])
         return [np.array(count, np.int32)]
 
-    def _apply_round(self, number: tf.Tensor, rate: tf.Variable | None, local: Local) -> None:
+    def _set_rate(self, value: tf.Tensor) -> None:
+        rate = self._rate()
+        if rate is not None:
+            rate.assign(tf.cast(value, rate.dtype))
+
+    def _apply_round(self, number: tf.Tensor) -> None:
         entries = self._layout.entries
         of_round, *dense = call(self._next, [number], [tf.float64, *(dtype for *_, dtype in entries)],
                                 [(), *(shape for _, shape, _ in entries)])
-        if rate is not None:
-            rate.assign(tf.cast(of_round, rate.dtype))
+        self._set_rate(of_round)
         remaining = iter(dense)
-        local([next(remaining) if each else None for each in self._dense])
+        self._local([next(remaining) if each else None for each in self._dense])
 
     def _next(self, _: Array) -> list[Array]:
         gradients = DenseArrays(self._layout, ())
