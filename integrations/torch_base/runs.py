@@ -14,7 +14,8 @@ from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.modes.make import Kind
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.partial.mode import PartialMode
-from horovod_oktopk.modes.step_ahead.mode import INSIDE, StepAheadMode
+from horovod_oktopk.modes.step_ahead.messages import INSIDE
+from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.torch_base.hyperparameters import rates_of
 from horovod_oktopk.torch_base.run import Run
 from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows

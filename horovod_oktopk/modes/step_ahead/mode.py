@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -42,35 +42,13 @@ from ..gradients import LocalGradients
 from ..mode import Mode
 from ..options import StepAhead
 from ..reduction import Reduction
+from . import messages
 from .life import Event, Life
 from .model import Exchange, Model
 from .pace import SUMS, GradientNoise, gain_of, sample
 
 logger = logging.getLogger("horovod_oktopk")
 
-BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
-                   "(broadcast_parameters; in Keras a model that is built, and the callback "
-                   "BroadcastGlobalVariablesCallback of horovod_oktopk.tensorflow.keras, as Horovod's own sends them "
-                   "after the first batch), and whenever shared_parameters ends")
-NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. What a rank has not sent yet would "
-          "be lost to rounding: keep float32 parameters, and compute in 16 bits (torch.autocast; in Keras the policy "
-          "mixed_float16 or mixed_bfloat16)")
-SEVERAL = ("StepAhead needs parameters of one dtype; '{name}' has {dtype}, and '{first[0]}' has {first[2]}: convert "
-           "the model, or make two optimizers")
-OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
-                    "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
-INSIDE = ("a step inside shared_parameters: the model holds what all ranks share there, to be evaluated and saved; "
-          "leave it before the next step")
-ADOPTED = "rank %d has taken rank 0's parameters at its first step, in place of a step of its own"
-SKIPPED = ("the gradients of rank %d are not finite, so it takes no step of its own: look at its data if this "
-           "happens often")
-NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
-              "Training has diverged: try a lower learning rate. The shared parameters are intact: "
-              "shared_parameters(optimizer)")
-OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. Try a lower learning rate. "
-            "The shared parameters are intact: shared_parameters(optimizer)")
-NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
-                "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 OF_ONE_RANK: Mapping[str, Any] = {"shared": None, "steps": 0, "noise": None}
 """Fields of this mode's records alone, as one rank has them: a digest of w, by which a restored state knows its
 parameters; the steps since the last exchange; and GradientNoise. `start` takes them."""
@@ -87,32 +65,15 @@ class StepAheadMode(Mode[LocalGradients]):
     """
 
     reads_memory = True
-    refused: ClassVar[Mapping[str, str]] = {
-        "local": "a local variable cannot be used with StepAhead, which shares all of the optimizer's: give local "
-                 "layers an optimizer of their own",
-        "averaging": "{name} cannot be used with StepAhead: its eval() and train() move the parameters by a state "
-                     "that is each rank's own: use OkTopk alone, with which all ranks have the same state",
-        "sharded": "{name} cannot be used with StepAhead: each rank steps a part of the parameters, by its own "
-                   "gradients alone, and sends it itself: use OkTopk alone, or distribute an optimizer that is whole "
-                   "on each rank",
-        "dual": "{name} cannot be used with StepAhead: it sets the parameters from sums of its own gradients, and so "
-                "undoes what other ranks have sent: use OkTopk alone, with which all ranks have the same sums",
-        "constraint": "'{name}' has a constraint, which StepAhead would keep in each rank's own parameters, and not "
-                      "in those that all ranks share: use OkTopk alone, with which all ranks have the same ones",
-        "spectral": "the layer '{name}' normalizes its kernel in each step of training, beside the optimizer, which "
-                    "StepAhead would exchange as if it were a step: use OkTopk alone",
-        "use_ema": "use_ema=True averages the variables of each rank, which differ with StepAhead: average what all "
-                   "ranks share, inside shared_parameters(model), or use OkTopk",
-        "several": "MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and gain, as "
-                   "each optimizer in it has its own: use OkTopk"}
+    refused = messages.REFUSED
 
     def __init__(self, options: StepAhead, average: bool, layout: Layout, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
         for name, _, dtype in layout.entries:
             if dtype not in ("float32", "float64"):
-                raise PluginError(NARROW.format(name=name, dtype=dtype))
+                raise PluginError(messages.NARROW.format(name=name, dtype=dtype))
             if dtype != layout.entries[0][2]:
-                raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
+                raise PluginError(messages.SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
         title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         super().__init__(Reduction(options.scheme, layout, ranks, title, self._describe, "parameters", SUMS,
@@ -155,7 +116,7 @@ class StepAheadMode(Mode[LocalGradients]):
         Raise the error of the exchange under way, if any.
         """
         if self._model.life.is_shown:
-            raise PluginError(INSIDE)
+            raise PluginError(messages.INSIDE)
         reduction = self.reduction
         reduction.reset_if_membership_changed()
         if reduction.is_alone:  # this rank's own parameters are those that all ranks share
@@ -175,7 +136,7 @@ class StepAheadMode(Mode[LocalGradients]):
         steps = not has_adopted and gradients.all_finite()
         if not steps:
             log = logger.info if has_adopted else logger.warning
-            log(ADOPTED if has_adopted else SKIPPED, self._rank)
+            log(messages.ADOPTED if has_adopted else messages.SKIPPED, self._rank)
         n = reduction.layout.n
         is_measured = steps and is_due and n and self._workers > 1
         self._sample = sample(gradients.elements, n, reduction.memory.step, self._normalizes) if is_measured else None
@@ -209,9 +170,9 @@ class StepAheadMode(Mode[LocalGradients]):
         reduction.note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
         if reduced.not_finite:
-            raise NonFiniteError(NOT_FINITE.format(ranks=list(reduced.not_finite)))
+            raise NonFiniteError(messages.NOT_FINITE.format(ranks=list(reduced.not_finite)))
         if moves is None:  # on all ranks alike
-            raise NonFiniteError(OVERFLOW)
+            raise NonFiniteError(messages.OVERFLOW)
         reduction.memory = reduced.memory
         with reduction.writing(report):
             self._model.apply(*moves)
@@ -239,7 +200,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if saved is None:
             return
         if saved["shared"] not in (None, self._model.digest):
-            warnings.warn(OTHER_PARAMETERS, stacklevel=2)
+            warnings.warn(messages.OTHER_PARAMETERS, stacklevel=2)
             return
         self.reduction.memory = Memory.from_record(saved["algorithm"])
         self._steps, self._model.copies = saved["steps"], saved["copies"]
@@ -261,7 +222,7 @@ class StepAheadMode(Mode[LocalGradients]):
         """
         reduction, (adopts, self.adopts) = self.reduction, (self.adopts, False)
         options = reduction.description
-        said = options if adopts else f"{options}\n{BROADCAST_FIRST}: {self._model.digest}"
+        said = options if adopts else f"{options}\n{messages.BROADCAST_FIRST}: {self._model.digest}"
         everyone = reduction.connect()
         reduction.check_agreement(said)
         self._workers = reduction.ranks.membership().size // self.residuals.copies
@@ -393,7 +354,7 @@ class StepAheadMode(Mode[LocalGradients]):
         has_stepped = self.is_started and self.report is not None
         if has_stepped and self._never_shared and self._rank == 0 and unhappy_end() is None:
             self._never_shared = False  # told once
-            logger.warning(NEVER_SHARED)
+            logger.warning(messages.NEVER_SHARED)
 
 
 _live: weakref.WeakSet[StepAheadMode] = weakref.WeakSet()
