@@ -177,7 +177,11 @@ class NumpyKernels:
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         """Return the positions in `mine` of the indices that `other` has too; both strictly ascending."""
-        return np.flatnonzero(np.isin(mine, other, assume_unique=True))
+        if not len(other):
+            return np.empty(0, np.int64)
+        at = np.searchsorted(other, mine)
+        at[at == len(other)] = 0
+        return np.flatnonzero(other[at] == mine)
 
     def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
         """Return the Elias-Fano code of m strictly ascending indices >= start, by their offsets from start.
@@ -261,4 +265,5 @@ class NumpyKernels:
 
 def _in_rows(values: Array, length: int) -> Array:
     """Return values in rows, with zeros after them."""
-    return np.pad(values, (0, -len(values) % length)).reshape(-1, length)
+    missing = -len(values) % length
+    return (np.pad(values, (0, missing)) if missing else values).reshape(-1, length)

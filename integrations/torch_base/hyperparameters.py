@@ -13,16 +13,17 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.modes.step_ahead.pace import is_named
+from horovod_oktopk.modes.step_ahead.pace import is_one_of
 from horovod_oktopk.torch_base.private import come_first
 
 NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
            "{rate!r}: give StepAhead(..., ahead=1, gain=None)")
 
-DECOUPLED = ("AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Sophia")
-"""Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by words in the names of
-their classes; others say so by one of SAYING."""
-SAYING = ("decoupled_weight_decay", "weight_decouple")
+DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Adan", "AdEMAMix", "SOAP", "Sophia",
+                       "SophiaG"})
+"""Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
+classes (`is_one_of`); others say so by one of SAYING."""
+SAYING = ("decoupled_weight_decay", "weight_decouple", "decouple", "adam_w_mode")
 """Names of what tells that weight decay is decoupled: in a group, or an attribute."""
 
 
@@ -126,8 +127,8 @@ def _decays_by_rate(optimizer: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a group's weight decay is decoupled, and has the learning rate as a factor."""
     if group.get("fixed_decay", getattr(optimizer, "fixed_decay", False)):  # AdaBelief's, without the rate
         return False
-    said = [each for name in SAYING if isinstance(each := group.get(name, getattr(optimizer, name, None)), bool)]
-    return said[0] if said else is_named(DECOUPLED, type(optimizer))
+    said = [each for name in SAYING if isinstance(each := group.get(name, getattr(optimizer, name, None)), int)]
+    return bool(said[0]) if said else is_one_of(DECOUPLED, type(optimizer))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,35 +31,35 @@ SUMS = 8
 """Numbers that a rank tells: sums over BLOCKS / SUMS blocks each, with random signs."""
 WINDOW = 50.0
 """Steps over which the running means go."""
-NORMALIZERS = ("Adam", "Nadam", "Adamax", "AMSGrad", "Adafactor", "Adagrad", "RMSprop", "Lion", "Muon",
-               "Lamb", "LAMB", "AdaBelief", "Adan", "AdEMAMix", "ADOPT", "Prodigy", "SOAP", "Shampoo", "Sophia")
-"""Optimizers that divide by the root of a second moment, or take signs; see `is_named`."""
+NORMALIZERS = frozenset({
+    "Adam", "AdamW", "NAdam", "Nadam", "RAdam", "AMSGrad", "Adamax", "SparseAdam", "Adafactor", "Adagrad", "RMSprop",
+    "Lion", "Muon", "Lamb", "LAMB", "AdaBelief", "Adan", "AdEMAMix", "ADOPT", "SOAP", "Sophia", "SophiaG"})
+"""Optimizers that divide by the root of a second moment, or take signs; see `is_one_of`."""
 
-DUAL_AVERAGERS = ("Ftrl", "MADGRAD")
-"""Optimizers that set the parameters from sums of all their gradients; see `is_named`."""
+DUAL_AVERAGERS = frozenset({"Ftrl", "MADGRAD"})
+"""Optimizers that set the parameters from sums of all their gradients; see `is_one_of`."""
+
+VERSION = re.compile(r"^(?:Paged|Fused|DeepSpeedCPU)|(?:\d+bit|Fp8)$")
+"""The parts of a name that tell how an optimizer is computed, and not what it does."""
 
 
 def normalizes(optimizer: type) -> bool:
     """Return True if the steps of an optimizer of this class do not grow with its gradients.
 
-    The class has an attribute `normalizes_gradients` that says it, or a name of NORMALIZERS.
+    The class has an attribute `normalizes_gradients` that says it, or is one of NORMALIZERS.
     """
     said = getattr(optimizer, "normalizes_gradients", None)
-    return bool(said) if said is not None else is_named(NORMALIZERS, optimizer)
+    return bool(said) if said is not None else is_one_of(NORMALIZERS, optimizer)
 
 
 def averages_duals(optimizer: type) -> bool:
-    """Return True if the class has a name of DUAL_AVERAGERS."""
-    return is_named(DUAL_AVERAGERS, optimizer)
+    """Return True if the class is one of DUAL_AVERAGERS."""
+    return is_one_of(DUAL_AVERAGERS, optimizer)
 
 
-def is_named(names: Iterable[str], optimizer: type) -> bool:
-    """Return True if the name of the class, or of a base of it, has one of these words in it.
-
-    AdamW, PagedAdam8bit and FusedAdam have "Adam" in them. A word ends before a small letter: "Lambda" is no "Lamb".
-    """
-    word = re.compile(f"(?:{'|'.join(names)})(?![a-z])")
-    return any(word.search(cls.__name__) for cls in optimizer.__mro__)
+def is_one_of(names: frozenset[str], optimizer: type) -> bool:
+    """Return True if the class, or a base of it, has one of these names: so has PagedAdamW8bit the name AdamW."""
+    return any(VERSION.sub("", cls.__name__) in names for cls in optimizer.__mro__)
 
 
 def sample(gather: Callable[[Indices], Values], n: int, step: int, alike: bool) -> Values:

@@ -37,11 +37,12 @@ def check_optimizers_that_normalize_take_longer_steps() -> None:
 class Decaying(torch.optim.Optimizer):
     """An optimizer that decays weights, and says so as AdaBelief does, or as docs/guides/step_ahead.md has it."""
 
-    def __init__(self, params: Any, says: str, in_groups: bool = False, fixed: bool = False) -> None:
+    def __init__(self, params: Any, says: str, in_groups: bool = False, fixed: bool = False,
+                 what: int = True) -> None:
         super().__init__(params, {"lr": 0.1, "weight_decay": 0.5, "fixed_decay": fixed,
-                                  **({says: True} if in_groups else {})})
+                                  **({says: what} if in_groups else {})})
         if not in_groups:
-            setattr(self, says, True)
+            setattr(self, says, what)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -50,8 +51,9 @@ class Decaying(torch.optim.Optimizer):
                 p.mul_(1 - (1 if group["fixed_decay"] else group["lr"]) * group["weight_decay"])
 
 
-class PagedAdamW8bit(Decaying):
-    """An optimizer that says nothing, but by its name."""
+def named(name: str) -> Any:
+    """Return a function that makes an optimizer that says nothing, but by the name of its class."""
+    return lambda params: type(name, (Decaying,), {})(params, "nothing")
 
 
 def check_weight_decay_is_as_without_a_gain() -> None:
@@ -60,7 +62,9 @@ def check_weight_decay_is_as_without_a_gain() -> None:
                  lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True),
                  lambda p: torch.optim.Adafactor(p, lr=0.1, weight_decay=0.5),
                  lambda p: Decaying(p, "weight_decouple"), lambda p: Decaying(p, "decoupled_weight_decay"),
-                 lambda p: Decaying(p, "weight_decouple", in_groups=True), lambda p: PagedAdamW8bit(p, "-"),
+                 lambda p: Decaying(p, "weight_decouple", in_groups=True),
+                 lambda p: Decaying(p, "decouple", in_groups=True), lambda p: Decaying(p, "adam_w_mode", what=1),
+                 *map(named, ("PagedAdamW8bit", "Adan", "AdEMAMix", "SOAP", "SophiaG")),
                  lambda p: Decaying(p, "weight_decouple", fixed=True)):
         found = []
         for gain in (None, 4.0):
