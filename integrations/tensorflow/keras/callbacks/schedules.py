@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -58,8 +57,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         super().__init__()
         if initial_lr is None:
             raise OptionError("initial_lr must be a number, the learning rate that is multiplied; got None")
-        self.initial_lr = initial_lr
-        self.steps_per_epoch: Any = steps_per_epoch  # a number, in training, where it is needed
+        self.initial_lr, self.steps_per_epoch = initial_lr, steps_per_epoch
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         self._is_staircase, self._corrects_momentum = staircase, momentum_correction
@@ -86,13 +84,17 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         if self._epoch < self.start_epoch or (self.end_epoch is not None and self._epoch >= self.end_epoch):
             return
         if not self._is_staircase:
-            self._set(self._multiplier(self._epoch + batch / self.steps_per_epoch))
+            self._set(self._multiplier(self._epoch + batch / self._steps()))
         elif batch == 0:
             self._set(self._multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs is not None:
             logs["lr"] = self._rate()
+
+    def _steps(self) -> int:
+        assert self.steps_per_epoch, "asked for before training has begun"
+        return self.steps_per_epoch
 
     def _rate(self) -> float:
         """Return the user's learning rate; outside of a step it has no factor of StepAhead's."""
@@ -134,8 +136,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
                  steps_per_epoch: int | None = None, verbose: int = 0) -> None:
         def multiplier(epoch: float) -> float:
-            size = hvd.size()
-            return float(((epoch + 1 / self.steps_per_epoch) * (size - 1) / warmup_epochs + 1) / size)
+            size: int = hvd.size()
+            return ((epoch + 1 / self._steps()) * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(initial_lr, multiplier, end_epoch=warmup_epochs, staircase=False,
                          momentum_correction=momentum_correction, steps_per_epoch=steps_per_epoch)
