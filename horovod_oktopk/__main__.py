@@ -20,9 +20,10 @@ from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS, NATIVE, SLOW
 from .schemes.oktopk import OkTopk
-from .schemes.options import DEFAULT_DENSITY, check_integer
+from .schemes.options import DEFAULT_DENSITY, check_integer, check_real
 from .transport.connect import connect
 from .transport.horovod import SUPPORTED, VERSION
+from .vectors.layout import MAX_ELEMENTS
 
 MPI4PY_PROBE = """
 import mpi4py
@@ -215,9 +216,13 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
 
 def run_advise(arguments: argparse.Namespace) -> int:
     """Print the prediction, on rank 0; return 0."""
+    check_real("--density", arguments.density, "in (0, 1]", lambda x: 0 < x <= 1)
     options = OkTopk(density=arguments.density,
                      global_density="auto" if arguments.global_density is None else arguments.global_density)
     check_integer("--parameters", arguments.parameters)
+    if arguments.parameters >= MAX_ELEMENTS:
+        raise OptionError(f"--parameters must be below {MAX_ELEMENTS}, the most that one optimizer can reduce; got "
+                          f"{arguments.parameters}: divide the model among several optimizers, and give each one's")
     if arguments.measure:
         size, rank, network = _measure()
     else:

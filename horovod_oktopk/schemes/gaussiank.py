@@ -23,8 +23,10 @@ ATTEMPTS = 64
 class GaussianKAllreduce(TopkAAllreduce):
     """TopkA with an estimated threshold (Ok-Topk, Section 5.4)."""
 
-    def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:  # noqa: ARG002
-        first = gaussian_threshold(*acc.moments(), min(1.0, k / max(1, acc.n)))
+    def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:
+        if k >= acc.n:
+            return super().select(acc, k, memory)
+        first = gaussian_threshold(*acc.moments(), k / acc.n)
         for threshold in (*accumulate(repeat(LOWERED, ATTEMPTS - 1), mul, initial=first), 0.0):
             found = acc.select(threshold, limit=acc.n)
             if found is not None and (len(found) > 3 * k / 4 or threshold == 0):

@@ -32,9 +32,12 @@ def stall_seconds() -> float:
     """Return the seconds of waiting after which a warning follows, from the environment; 0 is never."""
     given = os.environ.get(STALL_SECONDS, WARN_AFTER)
     try:
-        return float(given)
+        seconds = float(given)
+        if seconds >= 0:
+            return seconds
     except ValueError:
-        raise OptionError(f"{STALL_SECONDS} must be a number of seconds; got {given!r}") from None
+        pass
+    raise OptionError(f"{STALL_SECONDS} must be a number of seconds, 0 or more; got {given!r}")
 
 
 class Notes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from horovod_oktopk.modes.api import shared_parameters
 from horovod_oktopk.torch.private import trained_by
-from horovod_oktopk.torch_base.registry import owners_of
+from horovod_oktopk.torch_base.registry import runs_of
 from horovod_oktopk.transport.elastic import ElasticState
 
 
@@ -19,6 +19,6 @@ class ElasticTorchState(ElasticState):
     def sync(self) -> None:
         """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
         for each in trained_by(self):
-            for run in owners_of(each) or ():
+            for run in runs_of(each):
                 run.suspend()
         super().sync()  # type: ignore[misc]

@@ -15,11 +15,11 @@ from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.ending import wrap_shutdown
-from horovod_oktopk.schemes import as_options
+from horovod_oktopk.schemes import Dense, as_options
 from horovod_oktopk.torch.elastic import ElasticTorchState
 from horovod_oktopk.torch.horovod import HorovodPeers
 from horovod_oktopk.torch_base import make
-from horovod_oktopk.torch_base.registry import is_in_use, suspend_others
+from horovod_oktopk.torch_base.registry import add_dense, is_in_use, suspend_others
 from horovod_oktopk.transport.elastic import extend_elastic
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
@@ -55,6 +55,8 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
             make.refuse_ours(optimizer)
             made = factory(*args, **kwargs)
             suspend_others([p for group in made.param_groups for p in group["params"]])
+            if given["compression"] is Dense or isinstance(given["compression"], Dense):
+                add_dense(made)
             return made
         check_arguments(hvd, given["op"], given["gradient_predivide_factor"])
         if given["backward_passes_per_step"] <= 0:

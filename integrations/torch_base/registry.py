@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.api import Owner
+from horovod_oktopk.schemes.report import StepReport
 
 if TYPE_CHECKING:  # it imports this module
     from horovod_oktopk.torch_base.run import Run
@@ -16,12 +19,24 @@ if TYPE_CHECKING:  # it imports this module
 RUN = "_oktopk_run"
 _optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 """In the order in which they were made: the same on all ranks."""
+_dense: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add(optimizer: Any, run: Run) -> None:
     """Keep the run of an optimizer, on the optimizer itself."""
     setattr(optimizer, RUN, run)
     _optimizers[optimizer] = None
+
+
+def add_dense(optimizer: Any) -> None:
+    """Remember an optimizer that was made with `Dense()`, which the library reduces itself."""
+    _dense.add(optimizer)
+
+
+def is_dense(optimizer: Any) -> bool:
+    """Return True if an optimizer was made with `Dense()`; also inside a library's wrapper."""
+    inner = getattr(optimizer, "optimizer", None)
+    return any(each is optimizer for each in _dense) or (inner is not None and is_dense(inner))
 
 
 def is_in_use() -> bool:
@@ -45,18 +60,49 @@ def own_run_of(optimizer: Any) -> Run:
     return run
 
 
-def owners_of(target: Any) -> list[Run] | None:
-    """Return the run of an optimizer, or those of all optimizers that train a parameter of a model; see `find_by`."""
+class DenseOwner:
+    """An optimizer that the library reduces: it has no report and no density, and all that it holds is shared."""
+
+    def reports(self) -> list[StepReport]:
+        return []
+
+    def set_density(self, density: float | None) -> None: ...
+
+    def catch_up(self) -> None: ...
+
+    def synchronize_replicas(self) -> None: ...
+
+    def shared(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def owners_of(target: Any) -> list[Owner] | None:
+    """Return the owners of an optimizer or a model, and None for anything else; see `find_by`."""
+    if isinstance(target, torch.nn.Module):
+        count = len(_trained_by(_dense, target.parameters()))
+    elif _is_optimizer(target):
+        count = int(is_dense(target))
+    else:
+        return None
+    return [*runs_of(target), *(DenseOwner() for _ in range(count))]
+
+
+def runs_of(target: Any) -> list[Run]:
+    """Return the run of an optimizer, or those of all optimizers that train a parameter of a model."""
     if isinstance(target, torch.nn.Module):
         return runs_over(target.parameters())
     run = run_of(target)
-    return [run] if run is not None else [] if _is_optimizer(target) else None
+    return [] if run is None else [run]
 
 
 def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
     """Return the runs of all optimizers that train one of the parameters."""
+    return [own_run_of(each) for each in _trained_by(_optimizers, parameters)]
+
+
+def _trained_by(optimizers: Iterable[Any], parameters: Iterable[torch.Tensor]) -> list[Any]:
     wanted = set(parameters)
-    return [own_run_of(each) for each in list(_optimizers)
+    return [each for each in list(optimizers)
             if any(p in wanted for group in each.param_groups for p in group["params"])]
 
 

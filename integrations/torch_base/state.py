@@ -16,7 +16,7 @@ import torch
 
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.state.records import Record, check_records, residual_of
-from horovod_oktopk.torch_base.registry import own_run_of, run_of
+from horovod_oktopk.torch_base.registry import is_dense, own_run_of, run_of
 
 KEY = "horovod_oktopk"
 LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
@@ -72,7 +72,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Returns:
         The state, on rank 0 with the residuals of all ranks, for which it needs P · n elements of memory; on the
-        other ranks with their own residual only.
+        other ranks with their own residual only. With `Dense()` there are none.
 
     Raises:
         PluginError: The optimizer was not made with `compression=OkTopk(...)`.
@@ -82,6 +82,8 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> if rank == 0:
         ...     torch.save(state, path)
     """
+    if is_dense(optimizer):
+        return optimizer.state_dict()
     run = own_run_of(optimizer)
     run.synchronize_replicas()
     everyone = run.gathered("gather the state (gather_state_dict)")

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from horovod_oktopk import OptionError
+from horovod_oktopk.distributed.notes import STALL_SECONDS, stall_seconds
 from tests.launch import Finished, torchrun
 
 WAYS = {"raising": "rank 2 has ended with ValueError: the file is gone",
         "fewer": "rank 2 has come to the end of its program", "destroying": "rank 2 has ended with TransportError"}
+
+
+@pytest.mark.parametrize("wrong", ["", "soon", "nan", "-1"])
+def test_seconds_of_a_stall_must_be_a_number(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STALL_SECONDS, wrong)
+    with pytest.raises(OptionError, match=f"must be a number of seconds, 0 or more; got '{wrong}'"):
+        stall_seconds()
 
 
 def job_of(how: str, folder: Path, mode: str = "gradients", flags: tuple[str, ...] = (),

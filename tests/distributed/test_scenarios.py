@@ -17,6 +17,7 @@ LEFT_OUT = {
     "refusals.adasum": "operations are PyTorch's",
     "refusals.join": "torch.distributed has Join, a context of DistributedDataParallel",
     "refusals.a_factory_that_was_imported_before": "nothing is patched that an import could come before",
+    "features.dense_has_neither": "Dense is refused: DistributedDataParallel is there",
     "features.synchronize_and_clip": "the measure is stock Horovod's optimizer",
     "features.sparse_gradients": "the same",
     "refusals.a_lone_allreduce": "there is no hvd.allreduce",

@@ -33,7 +33,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
     Args:
         initial_lr: the learning rate that is multiplied.
-        multiplier: a function of the epoch; or a number, of which the power epoch − start_epoch is taken.
+        multiplier: a function of the epoch; or a number, a decay for each epoch: its power epoch − start_epoch is
+            taken.
         start_epoch: the first epoch in which the learning rate is set.
         end_epoch: the first epoch in which it no longer is; None: it always is.
         staircase: True: set it at the first batch of an epoch. False: at every batch, with epoch + batch /
@@ -48,7 +49,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
     Examples:
         >>> hvd_keras.callbacks.LearningRateScheduleCallback(
-        ...     initial_lr=0.1 * hvd.size(), multiplier=0.1, start_epoch=30, end_epoch=60)
+        ...     initial_lr=0.1 * hvd.size(), multiplier=lambda epoch: 0.1, start_epoch=30, end_epoch=60)
     """
 
     def __init__(self, initial_lr: float, multiplier: float | Callable[[float], float], start_epoch: int = 0,
