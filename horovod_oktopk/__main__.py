@@ -58,6 +58,8 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 ALONE = ("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ..., or torchrun "
          "--nproc-per-node P -m horovod_oktopk advise ...")
+LAUNCHED = ("TORCHELASTIC_RUN_ID", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Variables that launchers set for a rank. Without any, MPI may end the process before it has asked for its size."""
 
 
 class MissingError(Exception):
@@ -239,6 +241,8 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def _measure() -> tuple[int, int, advise.Network]:
+    if not any(name in os.environ for name in LAUNCHED):
+        raise OptionError(ALONE)
     ranks = _ranks_of_torchrun() if "TORCHELASTIC_RUN_ID" in os.environ else _ranks_of_horovod()
     rank, size, _ = ranks.membership()
     if size == 1:

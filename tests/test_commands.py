@@ -154,6 +154,7 @@ def test_the_command_prints_the_table():
     ("--parameters 9 --ranks 2 --bandwidth 10", "with its unit, such as 10gbit"),
     ("--parameters 9 --ranks 2 --bandwidth 1gbit --latency 5", "with its unit, such as 50us"),
     ("--parameters 9 --ranks 8 --bandwidth 1gbit --ranks-per-host 2", "unrecognized arguments: --ranks-per-host 2"),
+    ("--parameters 9 --measure", "--measure needs several ranks: use horovodrun"),
     ("--parameters 9", "give --ranks and --bandwidth")])
 def test_the_command_says_what_is_wrong(line, message):
     done = command(*line.split())
