@@ -33,10 +33,12 @@ def add_dense(optimizer: Any) -> None:
     _dense.add(optimizer)
 
 
-def is_dense(optimizer: Any) -> bool:
-    """Return True if an optimizer was made with `Dense()`; also inside a library's wrapper."""
-    inner = getattr(optimizer, "optimizer", None)
-    return any(each is optimizer for each in _dense) or (inner is not None and is_dense(inner))
+def is_dense(target: Any) -> bool:
+    """Return True if an optimizer was made with `Dense()`, or one that trains a parameter of a model."""
+    if isinstance(target, torch.nn.Module):
+        return bool(_trained_by(_dense, target.parameters()))
+    inner = getattr(target, "optimizer", None)
+    return any(each is target for each in _dense) or (inner is not None and is_dense(inner))
 
 
 def is_in_use() -> bool:
@@ -78,13 +80,9 @@ class DenseOwner:
 
 def owners_of(target: Any) -> list[Owner] | None:
     """Return the owners of an optimizer or a model, and None for anything else; see `find_by`."""
-    if isinstance(target, torch.nn.Module):
-        count = len(_trained_by(_dense, target.parameters()))
-    elif _is_optimizer(target):
-        count = int(is_dense(target))
-    else:
+    if not (isinstance(target, torch.nn.Module) or _is_optimizer(target)):
         return None
-    return [*runs_of(target), *(DenseOwner() for _ in range(count))]
+    return [*runs_of(target), *([DenseOwner()] if is_dense(target) else [])]
 
 
 def runs_of(target: Any) -> list[Run]:
