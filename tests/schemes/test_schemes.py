@@ -153,11 +153,15 @@ def test_gaussiank_selects_more_than_three_quarters_of_k_and_at_most_k(case, see
         for record in ranks:
             available = int((record.acc != 0).sum())
             k = min(case.k, case.n)
-            least = k if k == case.n else 3 * k // 4
-            assert min(available, least) <= record.report.local_selected <= k
+            assert min(available, 3 * k // 4) <= record.report.local_selected <= k
             chosen = np.abs(record.acc[record.contributed])
             rest = np.delete(np.abs(record.acc), record.contributed)
             assert not len(chosen) or not len(rest) or chosen.min() >= rest.max()
+
+
+def test_gaussiank_selects_all_where_k_is_n():
+    gradients = np.random.default_rng(0).standard_normal((1, 2, 800)).astype(np.float32)
+    assert [record.report.local_selected for record in run("GaussianK", gradients, 800)[0]] == [800, 800]
 
 
 @by_name
