@@ -223,7 +223,7 @@ def run_advise(arguments: argparse.Namespace) -> int:
                      global_density="auto" if arguments.global_density is None else arguments.global_density)
     check_integer("--parameters", arguments.parameters)
     if arguments.parameters >= MAX_ELEMENTS:
-        raise OptionError(f"--parameters must be below {MAX_ELEMENTS}, the most that one optimizer can reduce; got "
+        raise OptionError(f"--parameters must be below {MAX_ELEMENTS}, as one optimizer reduces no more; got "
                           f"{arguments.parameters}: divide the model among several optimizers, and give each one's")
     if arguments.measure:
         size, rank, network = _measure()

@@ -299,8 +299,12 @@ def correction_of_p(update: SparseVector, result: Result) -> SparseVector:
     sent, reached = result.selected, result.reached
     if isinstance(reached, np.ndarray) and len(reached) < len(sent):
         sent = sent.take(KERNELS.common_positions(sent.indices, reached))
-    change, kept = update.with_values(-update.values), result.remainder
-    _add_within(change, sent)
+    if len(sent) == len(update):  # then they are the same, and may be all n
+        change = update.with_values(sent.values - update.values)
+    else:
+        change = update.with_values(-update.values)
+        _add_within(change, sent)
+    kept = result.remainder
     if kept is not None:
         _add_within(change, kept.with_values(-kept.values))
     return change

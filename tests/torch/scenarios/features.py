@@ -9,20 +9,10 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from horovod_oktopk import AgreementError, Dense, PluginError
+from horovod_oktopk import AgreementError, PluginError
 from horovod_oktopk.torch_base.registry import own_run_of
 from tests.scenarios.common import DENSE, is_last, k_of, needs, needs_ranks
-from tests.torch.library import (
-    OkTopk,
-    Partial,
-    StepAhead,
-    gather_state_dict,
-    hvd,
-    set_density,
-    shared_parameters,
-    step_report,
-    synchronize_replicas,
-)
+from tests.torch.library import OkTopk, Partial, StepAhead, hvd, set_density, step_report, synchronize_replicas
 from tests.torch.scenarios.common import (
     Params,
     assert_equal_everywhere,
@@ -57,20 +47,6 @@ def assert_like_stock(take_step: Step, **arguments: Any) -> None:
     stock, ours = (train(compression, take_step, **arguments) for compression in (hvd.Compression.none, DENSE))
     assert np.abs(stock).max() > 1
     np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
-
-
-def check_dense_has_neither_report_nor_residual() -> None:
-    """One argument switches to dense training: what else a program calls goes on."""
-    params, optimizer = made(Dense())
-    model = torch.nn.ParameterList(params.values())
-    take_steps(optimizer, params, 0)
-    assert step_report(optimizer) is step_report(model) is None
-    set_density(optimizer, 0.5)
-    synchronize_replicas(optimizer)
-    with shared_parameters(optimizer):
-        assert gather_state_dict(optimizer).keys() == {"state", "param_groups"}
-    other = distribute(params, hvd.Compression.none)
-    assert "compression=OkTopk" in raised_everywhere(PluginError, lambda: gather_state_dict(other))[0]
 
 
 def check_synchronize_and_clip() -> None:

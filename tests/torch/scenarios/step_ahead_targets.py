@@ -11,6 +11,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from tests.torch.library import (
+    Dense,
     OkTopk,
     StepAhead,
     gather_state_dict,
@@ -20,7 +21,14 @@ from tests.torch.library import (
     step_report,
     synchronize_replicas,
 )
-from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
+from tests.torch.scenarios.common import (
+    assert_equal_everywhere,
+    distribute,
+    flat,
+    parameters,
+    raised_everywhere,
+    take_steps,
+)
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     assert_shared_is_equal,
@@ -135,3 +143,18 @@ def check_two_optimizers_of_the_same_parameters_take_turns() -> None:
         with shared_parameters(model):
             assert_equal_everywhere(model.parameters())
             assert not np.array_equal(before, flat(dict(model.named_parameters())))
+
+
+def check_dense_has_neither_report_nor_residual() -> None:
+    """One argument switches to dense training: what else a program calls goes on."""
+    params = parameters()
+    optimizer = distribute(params, Dense())
+    model = torch.nn.ParameterList(params.values())
+    take_steps(optimizer, params, 0)
+    assert step_report(optimizer) is step_report(model) is None
+    set_density(optimizer, 0.5)
+    synchronize_replicas(optimizer)
+    with shared_parameters(optimizer):
+        assert gather_state_dict(optimizer).keys() == {"state", "param_groups"}
+    other = distribute(params, hvd.Compression.none)
+    assert "compression=OkTopk" in raised_everywhere(PluginError, lambda: gather_state_dict(other))[0]
