@@ -155,7 +155,8 @@ STUDIES = {
         "all-at-once": ALL_AT_ONCE, "all-in-two-passes": ALL_IN_TWO_PASSES, "no-gain": WITHOUT_GAIN,
         **longer(5, GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,), ONE_PERCENT),
     "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {
-        "dense": ON_ONE_RANK, **longer(4, WIDE_GPT, same_blocks=SAME_BLOCKS, at_once=AT_ONCE, dense=ON_ONE_RANK)},
+        "dense": ON_ONE_RANK, **longer(
+            4, WIDE_GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, at_once=AT_ONCE, dense=ON_ONE_RANK)},
         (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "at-once": AT_ONCE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import OptionError
-from .dense import Dense, DenseSum
+from .dense import Dense, DenseSum, means_dense
 from .gaussiank import GaussianK
 from .gtopk import GTopk
 from .oktopk import OkTopk
@@ -29,7 +29,7 @@ class Around(Compression):
     """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
-        scheme = DenseSum() if self.inner is Dense or isinstance(self.inner, Dense) else _ours(self.inner)
+        scheme = DenseSum() if means_dense(self.inner) else _ours(self.inner)
         if not isinstance(scheme, Scheme):
             raise OptionError(f"{type(self).__name__} takes Dense(), OkTopk(...) or another scheme; got "
                               f"{self.inner!r}")

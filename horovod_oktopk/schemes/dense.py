@@ -35,6 +35,11 @@ class Dense:
         return tensor
 
 
+def means_dense(compression: Any) -> bool:
+    """Return True for Dense(), and for the class itself."""
+    return compression is Dense or isinstance(compression, Dense)
+
+
 class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 

@@ -23,6 +23,7 @@ from horovod_oktopk.modes.ending import wrap_shutdown
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.modes.step_ahead.pace import averages_duals
 from horovod_oktopk.schemes import as_options
+from horovod_oktopk.schemes.dense import means_dense
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers
@@ -42,7 +43,7 @@ def install() -> None:
     hvd.DistributedOptimizer = _wrap_factory(hvd.DistributedOptimizer, DistributedOptimizer)
     hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, tape.distribute)
     stock_keras.create_distributed_optimizer = _wrap_factory(stock_keras.create_distributed_optimizer,
-                                                             DistributedOptimizer)
+                                                             DistributedOptimizer, takes_dense=True)
     stock_keras.load_model = _wrap_load(stock_keras.load_model)
     wrap_shutdown(hvd)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
@@ -194,10 +195,12 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
     return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
 
 
-def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any], takes_dense: bool = False,
+                  ) -> Callable[..., Any]:
     """Wrap a factory of Horovod: `ours` gets its arguments by name, if the compression is ours.
 
-    Those that `ours` does not take are of no effect on it.
+    Those that `ours` does not take are of no effect on it. `Dense` is Horovod's, unless `ours` takes it, too: what
+    Horovod makes of an optimizer of Keras 3 reduces nothing.
     """
     signature, taken = inspect.signature(make), inspect.signature(ours).parameters
 
@@ -206,9 +209,10 @@ def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any]) -> Callabl
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         asked = call.arguments
-        if as_options(asked["compression"]) is None:
+        if as_options(asked["compression"]) is not None:
+            check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
+        elif not (takes_dense and means_dense(asked["compression"])):
             return make(*args, **kwargs)
-        check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
         return ours(**{name: value for name, value in asked.items() if name in taken})
 
     return wrapped

@@ -45,6 +45,13 @@ def all_runs_of(target: Any) -> list[Runs[Any]]:
     return [found for holder in holders if (found := runs_of(holder)) is not None]
 
 
+def is_dense(target: Any) -> bool:
+    """Return True for an optimizer that reduces all elements, and for a model that has one."""
+    holders = optimizers_of(target) if isinstance(target, tf.keras.Model) else [target]
+    inner = (getattr(each, "inner_optimizer", each) for each in holders)
+    return any(hasattr(each, "oktopk") and each.oktopk.runs is None for each in inner)
+
+
 def runs_by_optimizer(target: Any) -> list[list[Run]]:
     """Return the runs of an optimizer or a model; or those of tapes over a model's variables, or a list of them."""
     several = all_runs_of(target)

@@ -44,9 +44,9 @@ class Target:
         return [run.mode.report for run in each_run_of(self._target) if run.mode.report is not None]
 
     def set_density(self, density: float | None) -> None:
-        """See Owner. Raise PluginError for variables of tapes that have taken no step."""
+        """See Owner; of no effect on dense training. Raise PluginError for variables of tapes without a step."""
         several: list[Any] = [*all_runs_of(self._target)] or [run.mode for run in each_run_of(self._target)]
-        if not several:
+        if not several and not registry.is_dense(self._target):
             raise PluginError(NONE_YET)
         for each in several:
             each.set_density(density)
@@ -84,7 +84,8 @@ def owners_of(target: Any) -> list[Target] | None:
         return [Target([target])]
     if not hasattr(type(target), "variables") and not all_runs_of(target):
         return None
-    known = all_runs_of(target) or variables_in(target, "trainable_variables") or runs_over(variables_in(target))
+    known = (all_runs_of(target) or variables_in(target, "trainable_variables") or runs_over(variables_in(target))
+             or registry.is_dense(target))
     return [Target(target)] if known else []
 
 

@@ -15,7 +15,8 @@ from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.ending import wrap_shutdown
-from horovod_oktopk.schemes import Dense, as_options
+from horovod_oktopk.schemes import as_options
+from horovod_oktopk.schemes.dense import means_dense
 from horovod_oktopk.torch.elastic import ElasticTorchState
 from horovod_oktopk.torch.horovod import HorovodPeers
 from horovod_oktopk.torch_base import make
@@ -55,7 +56,7 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
             make.refuse_ours(optimizer)
             made = factory(*args, **kwargs)
             suspend_others([p for group in made.param_groups for p in group["params"]])
-            if given["compression"] is Dense or isinstance(given["compression"], Dense):
+            if means_dense(given["compression"]):
                 add_dense(made)
             return made
         check_arguments(hvd, given["op"], given["gradient_predivide_factor"])

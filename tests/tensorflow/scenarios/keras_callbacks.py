@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import OptionError, PluginError
+from horovod_oktopk import Dense, OptionError, PluginError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import velocities
 from horovod_oktopk.tensorflow.variables import tensor_of, variables_in
@@ -265,7 +265,7 @@ class Interrupt(keras.callbacks.Callback):
 
 def check_elastic_callbacks_update_and_commit_the_state() -> None:
     elastic = hvd_keras.elastic
-    for compression in MODES:
+    for compression in (*MODES, Dense()):
         model = compiled(make_model(), distribute(compression))
         state = elastic.KerasState(model, batch=0, epoch=0)
         interrupt, committed = Interrupt(state), []

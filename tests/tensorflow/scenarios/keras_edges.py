@@ -21,6 +21,7 @@ from tests.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
     everywhere,
+    flat,
     is_last,
     logged,
     needs,
@@ -250,6 +251,23 @@ def check_stock_horovods_optimizer_is_refused_where_it_reduces_nothing() -> None
     needs(KERAS_3, "Keras 3")
     model = compiled(make_model(), stock_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     assert "reduces nothing under Keras 3" in refusal(lambda: fit(model, [broadcast()]))
+
+
+def check_dense_trains_by_the_same_program() -> None:
+    """One argument switches to dense training, in Horovod's function as in ours: callbacks and calls go on."""
+    trained = []
+    for factory, compression in ((hvd_keras, DENSE), (hvd_keras, Dense()), (stock_keras, Dense), (hvd, Dense())):
+        model = compiled(make_model(), factory.DistributedOptimizer(keras.optimizers.SGD(0.1),
+                                                                    compression=compression))
+        fit(model, [broadcast(), hvd_keras.callbacks.DensityWarmup(), hvd_keras.callbacks.StepReportLogger()])
+        hvd_keras.set_density(model.optimizer, 0.5)
+        with hvd_keras.shared_parameters(model):
+            trained.append(flat(weights(model)))
+        assert (hvd_keras.step_report(model) is None) == (compression is not DENSE)
+        assert_equal_everywhere(hvd, weights(model))
+    for other in trained[2:]:
+        np.testing.assert_array_equal(other, trained[1])
+    np.testing.assert_allclose(trained[1], trained[0], rtol=1e-5, atol=1e-6)
 
 
 def check_stock_horovods_callback_is_told_from_this_packages() -> None:

@@ -156,5 +156,11 @@ def check_dense_has_neither_report_nor_residual() -> None:
     synchronize_replicas(optimizer)
     with shared_parameters(optimizer):
         assert gather_state_dict(optimizer).keys() == {"state", "param_groups"}
+    state, saved = hvd.elastic.TorchState(model=model, optimizer=optimizer), flat(params)
+    take_steps(optimizer, params, 1)
+    assert not np.array_equal(flat(params), saved)
+    state.restore()
+    state.sync()
+    assert np.array_equal(flat(params), saved)
     other = distribute(params, hvd.Compression.none)
     assert "compression=OkTopk" in raised_everywhere(PluginError, lambda: gather_state_dict(other))[0]
