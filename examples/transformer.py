@@ -106,7 +106,7 @@ def main():
     first = 0
     with shared_parameters(optimizer):  # StepAhead: load, save and evaluate what all ranks share
         if arguments.checkpoint and arguments.checkpoint.exists():  # Horovod: each rank takes its own part
-            saved = torch.load(arguments.checkpoint, weights_only=True, map_location=device)
+            saved = torch.load(arguments.checkpoint, weights_only=True, map_location="cpu")  # it has P residuals
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             schedule.load_state_dict(saved["schedule"])

@@ -35,7 +35,8 @@ def test_vgg_16_on_8_ranks_at_1_gbit_by_hand():
     assert list(found) == SCHEMES
     assert found["dense"].seconds == pytest.approx(dense * 7 / 8 / 1e9 + 2 * 3 * 50e-6)
     assert found["OkTopk"].seconds == pytest.approx(oktopk * 7 / 8 / 1e9 + latency + 0.02, rel=1e-4)
-    assert found["StepAhead(OkTopk)"].seconds == pytest.approx(step_ahead * 7 / 8 / 1e9 + latency + 0.02, rel=1e-4)
+    latency = (1 + 3 * 3) * 50e-6 + 2 * 7 * 2e-6  # all sums are kept, so one collective less
+    assert found["StepAhead(OkTopk)"].seconds == pytest.approx(step_ahead * 7 / 8 / 1e9 + latency + 0.02, rel=1e-5)
     blocks = 2 * 0.2 * n * (4 + 16 / 64)  # values of 4 bits, and for each 64 of them a scale of 16
     latency = (1 + 2 * 3) * 50e-6 + 2 * 7 * 2e-6
     assert found["StepAhead(SameBlocks)"].seconds == pytest.approx(blocks * 7 / 8 / 1e9 + latency + 0.03, rel=1e-4)
@@ -58,7 +59,8 @@ def test_if_more_is_sent_more_is_kept_of_the_sum_as_well():
 
 def test_messages_that_fly_at_once_have_one_latency():
     """Messages of 71 others: eight batches of nine. Then four collectives of seven rounds, and each is told twice."""
-    assert predictions(size=72)["OkTopk"].latency == pytest.approx((8 + 4 * 7) * 50e-6 + 2 * 71 * 2e-6)
+    for scheme in ("OkTopk", "StepAhead(OkTopk)"):  # which keeps at most what 32 ranks select
+        assert predictions(size=72)[scheme].latency == pytest.approx((8 + 4 * 7) * 50e-6 + 2 * 71 * 2e-6)
 
 
 def test_one_rank_moves_nothing():
@@ -85,16 +87,16 @@ def test_the_report_says_what_is_hidden_and_what_is_lost():
 @given(st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.integers(2, 512), st.floats(1e-4, 1.0))
 def test_the_verdict_follows_the_table(bandwidth, latency, size, density):
     network = advise.Network(latency, bandwidth)
-    dense, *others = advise.predict(N, size, OkTopk(density=density), network, *SECONDS)
+    dense, _, *ahead = advise.predict(N, size, OkTopk(density=density), network, *SECONDS)
     text = advise.report(N, size, OkTopk(density=density), network, *SECONDS)
-    assert ("Dense wins" in text) == (min(p.seconds for p in others) >= dense.seconds)
+    assert ("Dense wins" in text) == (min(p.seconds for p in ahead) >= dense.seconds)
 
 
-def test_at_the_crossing_dense_and_the_best_scheme_take_the_same_time():
+def test_at_the_crossing_dense_and_the_best_mode_take_the_same_time():
     text = advise.report(N, P, OkTopk(), NETWORK, *SECONDS)
     crossing = float(text.split("dense wins from about ")[1].split()[0]) * 1e9
     at = predictions(advise.Network(NETWORK.latency, crossing))
-    best = min(p.seconds for scheme, p in at.items() if scheme != "dense")
+    best = min(p.seconds for scheme, p in at.items() if scheme.startswith("StepAhead"))
     assert at["dense"].seconds == pytest.approx(best, rel=0.02)
 
 
