@@ -243,13 +243,7 @@ def _verdict(dense: Prediction, ahead: list[Prediction]) -> str:
     if best.seconds >= dense.seconds:
         return (f"Dense wins: it takes {1e3 * dense.seconds:.2f} ms, the best mode ({best.scheme}) "
                 f"{1e3 * best.seconds:.2f} ms. Do not compress here.")
-    crossing = max(_crossing(dense, p) for p in ahead)
     return (f"{best.scheme} needs {1e3 * best.seconds:.2f} ms beside computing, and dense {1e3 * dense.seconds:.2f} "
-            f"ms: add what your step computes to both. By this, dense wins from about {crossing:.3g} Gbit/s on; from "
-            "less where Horovod or DDP hides a part of it behind the backward pass, or ranks share cores. Sparse "
-            "updates are not the dense ones: compare both in a run of your own.")
-
-
-def _crossing(dense: Prediction, scheme: Prediction) -> float:
-    overhead = scheme.sparsification + scheme.latency - dense.latency
-    return (dense.words - scheme.words) * WORD_BITS / overhead / 1e9 if overhead > 0 else float("inf")
+            "ms: add what your step computes to both. Dense needs less where Horovod or DDP hides a part of it in "
+            "the backward pass, and StepAhead more where ranks share cores. Sparse updates are not the dense ones: "
+            "compare both in a run of your own.")
