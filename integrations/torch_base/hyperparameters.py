@@ -5,6 +5,7 @@ They are changed between the hooks of the step: hooks see and set the user's own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Real
@@ -12,13 +13,15 @@ from typing import Any
 
 import torch
 
-from horovod_oktopk.errors import OptionError
+from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.step_ahead.pace import is_one_of
 from horovod_oktopk.torch_base.private import come_first
 
 NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
            "{rate!r}: give StepAhead(..., ahead=1, gain=None)")
 
+NO_HOOKS = ("the step of this {name} has run no hooks of PyTorch, so its numbers could not be changed for it, as the "
+            "learning rate is by StepAhead: if the program has set `step` on the optimizer, put that into a class")
 DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Adan", "AdEMAMix", "SOAP", "Sophia",
                        "SophiaG"})
 """Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
@@ -97,7 +100,8 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
                           ) -> AbstractContextManager[None]:
     """Return a context whose plain steps have learning rates times coefficient · gain, and decoupled decay / gain.
 
-    So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.
+    So weight decay does what it would without a gain. Of Adafactor's rate it is the part that a step uses.
+    Raise OptionError for an optimizer without learning rates.
     """
     factor = coefficient * gain
     if factor == gain == 1:
@@ -107,12 +111,15 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
             raise OptionError(NO_RATE.format(name=type(optimizer).__name__, factor=factor, rate=rate))
 
     def change() -> Callable[[], None]:
-        groups = optimizer.param_groups
-        given = [(group, "lr", group["lr"]) for group in groups]
-        given += [(group, "weight_decay", group["weight_decay"]) for group in groups
-                  if "weight_decay" in group and _decays_by_rate(optimizer, group)]
-        for group, name, value in given:
-            group[name] = value * factor if name == "lr" else value / gain
+        given = []
+        for group in optimizer.param_groups:
+            used = _used(optimizer, group)
+            changes = {"lr": factor * used}
+            if "weight_decay" in group and _decays_by_rate(optimizer, group):
+                changes["weight_decay"] = 1 / (gain * used)
+            for name, times in changes.items():
+                given.append((group, name, group[name]))
+                group[name] = group[name] * times
 
         def undo() -> None:
             for group, name, value in given:
@@ -121,6 +128,14 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
         return undo
 
     return in_plain_step(optimizer, change)
+
+
+def _used(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """Return the part of a group's learning rate that its next step uses: PyTorch's Adafactor takes min(lr, 1/√t)."""
+    if not isinstance(optimizer, getattr(torch.optim, "Adafactor", ())) or not group["lr"]:
+        return 1.0
+    taken = max((float(optimizer.state[p]["step"]) for p in group["params"] if optimizer.state.get(p)), default=0.0)
+    return min(1.0, 1 / (math.sqrt(taken + 1) * float(group["lr"])))
 
 
 def _decays_by_rate(optimizer: Any, group: Mapping[str, Any]) -> bool:
@@ -135,14 +150,16 @@ def _decays_by_rate(optimizer: Any, group: Mapping[str, Any]) -> bool:
 def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callable[[], None]]) -> Iterator[None]:
     """Have numbers changed while plain steps run inside: after the hooks before a step, before those after it.
 
-    `change` changes the numbers, and returns a function that changes them back.
+    `change` changes the numbers, and returns a function that changes them back. Raise PluginError if no step has run
+    hooks.
     """
     undo = ExitStack()
     depth = 0  # a plain step may call its base's, which PyTorch surrounds with hooks as well
+    has_begun = False
 
     def begin(*_: Any) -> None:
-        nonlocal depth
-        depth += 1
+        nonlocal depth, has_begun
+        depth, has_begun = depth + 1, True
         if depth == 1:
             undo.callback(change())
 
@@ -157,6 +174,8 @@ def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callabl
     come_first(optimizer, after)
     try:
         yield
+        if not has_begun:
+            raise PluginError(NO_HOOKS.format(name=type(optimizer).__name__))
     finally:
         before.remove()
         after.remove()

@@ -78,7 +78,7 @@ class Run:
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
         self.waiting: list[Record] = []  # loaded before the first step
         self.carries_residuals = True  # in state_dict and load_state_dict
-        self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
+        self.reduced: dict[torch.Tensor, torch.Tensor] = {}  # by parameter; gradients that are to be applied
         self._has_warned = False
         self.hyperparameters: Hyperparameters
 
@@ -86,7 +86,7 @@ class Run:
 
     def note_cleared(self) -> None:
         """Take note that gradients are cleared; warn if no step comes between."""
-        self._reduced = None
+        self.reduced = {}
         if not self._has_stepped:
             self._cleared += 1
             if self._cleared == CLEARED:
@@ -107,7 +107,7 @@ class Run:
             else:
                 self.check_reduced()
             result = self._take_local_steps(scale is not None)
-            self._reduced = None  # not before: a step that fails, and is tried again, would reduce them twice unseen
+            self.reduced = {}  # not before: a step that fails, and is tried again, would reduce them twice unseen
             return result
 
     def _take_local_steps(self, scaled: bool) -> Any:
@@ -139,14 +139,14 @@ class Run:
 
     def reduce(self) -> None:
         """Reduce the gradients over this host's ranks if it is one worker of the mode's, before the step."""
-        self._reduced = None
+        self.reduced = {}
         if self._host_peers is not None:
             self.parameters.reduce_all(self._host_peers, self.average, self._sparse_as_dense)
             self.note_reduced()
 
     def note_reduced(self) -> None:
         """Take note that the gradients at hand are reduced; see `is_reduced`."""
-        self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
+        self.reduced = {p: p.grad for p in self.parameters.all() if p.grad is not None}
 
     @cached_property
     def _host_peers(self) -> Peers | None:
@@ -156,8 +156,11 @@ class Run:
 
     @property
     def is_reduced(self) -> bool:
-        """True if the gradients are reduced, and not applied or dropped since."""
-        return self._reduced is not None and any(p.grad is self._reduced for p in self.parameters.all())
+        """True if the gradients are surely reduced, and not applied or dropped since.
+
+        Others in their place may be of a new backward pass; or the program has changed them, for `reduced` to tell.
+        """
+        return any(p.grad is gradient for p, gradient in self.reduced.items())
 
     def _unscale(self, scale: torch.Tensor | bool) -> None:
         self.kind.check("scaler")
@@ -282,7 +285,7 @@ class Run:
 
     def load(self, records: list[Record], part: Record | None) -> None:
         """Take a loaded state, of which `part` is this rank's; before the first step there is none, and it waits."""
-        self._reduced = None
+        self.reduced = {}
         if self.mode is None or part is None:
             self.waiting = records
         else:

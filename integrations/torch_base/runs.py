@@ -53,11 +53,11 @@ class GradientRun(Run):
 
     def check_reduced(self) -> None:
         has_gradients = any(p.grad is not None for p in self.parameters.all())
-        if has_gradients and not self.is_reduced and self.ranks.membership().size > 1:
+        if has_gradients and not self.reduced and self.ranks.membership().size > 1:
             warnings.warn(UNREDUCED, stacklevel=4)
 
     def check_unscaled(self) -> None:
-        if not self.is_reduced and self.ranks.takes_part:
+        if not self.reduced and self.ranks.takes_part:
             raise PluginError(NOT_REDUCED)
 
 

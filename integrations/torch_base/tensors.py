@@ -56,6 +56,7 @@ class TorchLayout(Layout):
     def flat_memory(self) -> list[Any]:
         """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).
 
+        It may be written over, so autocast forgets its casts of parameters.
         Raise PluginError if a parameter has changed, or if its elements do not fill one stretch of memory.
         """
         message = self.changed()
@@ -66,6 +67,7 @@ class TorchLayout(Layout):
             if not data.is_contiguous():
                 raise PluginError(f"StepAhead needs parameters that fill one stretch of memory; '{name}' of shape "
                                   f"{tuple(p.shape)} has strides {p.stride()}: make it contiguous")
+        torch.clear_autocast_cache()
         return [data.view(-1) for data in in_order]
 
 
@@ -117,10 +119,8 @@ class OwnGradients(LocalGradients):
         if gradient is None:
             return np.zeros(len(places))
         if gradient.is_sparse:
-            rows, values = rows_of(gradient).cpu().numpy(), values_of(gradient)
-            return elements_of_rows(rows, values.detach().cpu().numpy(), places)
-        found: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
-        return found
+            return elements_of_rows(rows_of(gradient).cpu().numpy(), _on_host(values_of(gradient)), places)
+        return _on_host(torch.take(gradient, torch.from_numpy(places).to(gradient.device)))
 
     def all_finite(self) -> bool:
         return gradients_are_finite(self.layout.parameters)
@@ -175,6 +175,12 @@ class DenseGradients(OwnGradients, ReducedGradients):
                 _write(out, part, is_zero and out.dtype is self.layout.torch_dtype)
             if not self._are_given:
                 p.grad = out.to_sparse() if was_sparse else out
+
+
+def _on_host(gradient: torch.Tensor) -> Values:
+    """Return elements in NumPy, which has no bfloat16."""
+    found: Values = gradient.detach().to("cpu", wide_dtype(gradient)).numpy()
+    return found
 
 
 def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:

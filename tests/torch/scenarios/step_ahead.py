@@ -10,9 +10,10 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 
-from tests.scenarios.common import assert_disagreement, is_last
+from horovod_oktopk import PluginError
+from tests.scenarios.common import assert_disagreement, is_last, needs
 from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
-from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
 
@@ -114,6 +115,41 @@ def check_closures_clipping_and_schedulers_are_as_without_horovod() -> None:
         scheduler.step()
     assert np.isclose(optimizer.param_groups[0]["lr"], 0.001)
     assert_shared_is_equal(model, optimizer)
+
+
+def check_autocast_sees_the_parameters_that_come_in() -> None:
+    """Autocast keeps its casts of parameters as long as its context lasts."""
+    model, optimizer = trained(3, StepAhead(OkTopk(density=0.05), overlap=False))
+    inputs, autocast = own_data(0, 8, 16), partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    with autocast():
+        own = model(inputs)
+        with shared_parameters(optimizer):
+            seen = model(inputs)
+        again = model(inputs)
+    with shared_parameters(optimizer), autocast():
+        assert torch.equal(seen, model(inputs))
+    assert torch.equal(own, again)
+    assert hvd.size() == 1 or not torch.equal(own, seen)
+
+
+def check_gradients_may_have_another_dtype() -> None:
+    needs(hasattr(torch.Tensor, "grad_dtype"), "PyTorch's Tensor.grad_dtype")
+    model, optimizer = made()
+    for p in model.parameters():
+        p.grad_dtype = torch.bfloat16
+    train(model, optimizer, range(3))
+    assert next(model.parameters()).grad.dtype is torch.bfloat16
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_a_step_that_runs_no_hooks_is_refused() -> None:
+    """Its learning rate cannot be changed for it."""
+    model = model_of()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain.step = lambda: None
+    optimizer = distribute(model, StepAhead(OkTopk(density=0.05), ahead=0.5), plain)
+    loss_of(model, 0).backward()
+    assert all("has run no hooks" in message for message in raised_everywhere(PluginError, optimizer.step))
 
 
 class Checkpointed(torch.nn.Module):

@@ -79,6 +79,24 @@ def check_weight_decay_is_as_without_a_gain() -> None:
         assert np.allclose(*found, rtol=1e-6)
 
 
+def check_adafactors_steps_have_the_coefficient_late_in_a_training_too() -> None:
+    """Its rate is min(lr, 1/√t): λ is a factor of what is used, and weight decay goes by lr."""
+    found = []
+    for ahead in (1, 0.5):
+        model = model_of()
+        optimizer = distribute(model, StepAhead(Dense(), ahead=ahead, overlap=False, gain=None),
+                               torch.optim.Adafactor(model.parameters(), lr=0.1, weight_decay=0.5))
+        for step in range(4):
+            optimizer.zero_grad()
+            sum((p * torch.sin(p.detach() + step)).sum() for p in model.parameters()).backward()
+            for state in optimizer.state.values():
+                state["step"].fill_(40000.0 + step)
+            optimizer.step()
+        found.append(flat(shared_of(model, optimizer)))
+    assert not np.allclose(found[0], flat(dict(model_of().named_parameters())), atol=1e-4), "it moves"
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
 def check_loss_scales_are_left_out_of_the_measurement() -> None:
     """Ranks have different ones; fused optimizers are given gradients that are scaled still."""
     expected = gain_after(4, compression=ALONE).noise_ratio
