@@ -126,12 +126,21 @@ def _decay_without_gain(name: str) -> property:
         decay, present = vars(optimizer)[name], optimizer.oktopk.present
         if present is None or not decay:
             return decay
-        return tf.convert_to_tensor(decay, tf.float64) / tf.cast(present.gain, tf.float64)
+        used = _used(optimizer, super(Distributed, optimizer).learning_rate)  # type: ignore[misc]
+        return tf.convert_to_tensor(decay, tf.float64) / tf.cast(present.gain * used, tf.float64)
 
     def write(optimizer: Any, decay: Any) -> None:
         vars(optimizer)[name] = decay
 
     return property(read, write)
+
+
+def _used(optimizer: Any, rate: Any) -> tf.Tensor:
+    """Return the part of the learning rate that a step uses, float32: Adafactor takes min(rate, 1/√t)."""
+    if not isinstance(optimizer, tf.keras.optimizers.Adafactor):
+        return tf.constant(1.0)
+    step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
+    return tf.minimum(1.0, tf.math.rsqrt(step) / tf.cast(rate, tf.float32))
 
 
 DECAYS = ("weight_decay", "adam_weight_decay")
@@ -159,12 +168,12 @@ class Distributed:
 
     @property
     def learning_rate(self: Any) -> Any:
-        """The user's learning rate; with StepAhead, while a step is taken, λ · gain times that."""
+        """The user's learning rate; with StepAhead, while a step is taken, λ · gain times what it uses of that."""
         rate, present = super().learning_rate, self.oktopk.present  # type: ignore[misc]
         if present is None:
             return rate
         rate = tf.convert_to_tensor(rate)
-        return rate * tf.cast(present.factor, rate.dtype)
+        return rate * tf.cast(present.factor * _used(self, rate), rate.dtype)
 
     @learning_rate.setter
     def learning_rate(self: Any, rate: Any) -> None:
@@ -185,6 +194,11 @@ class Distributed:
         self.oktopk.check_shared()
         super().load_own_variables(store)  # type: ignore[misc]
 
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what TensorFlow's checkpoints save, or are read into; they ask for it before they do."""
+        self.oktopk.check_shared()
+        return super()._trackable_children(*args, **kwargs)  # type: ignore[misc]
+
     def get_config(self) -> Any:
         if not self.oktopk.has_warned and self.oktopk.own_runs():
             self.oktopk.has_warned = True
@@ -198,20 +212,6 @@ class Distributed:
 
 APPLY = "apply" if KERAS_3 else "apply_gradients"
 setattr(Distributed, APPLY, Distributed.oktopk_apply)
-
-
-class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """A part of an optimizer that refuses TensorFlow's checkpoints while the model is not what all ranks share."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def serialize(self) -> str:
-        self._steps.check_shared()
-        return ""
-
-    def deserialize(self, string_value: str) -> None:  # noqa: ARG002
-        self._steps.check_shared()
 
 
 def _rate_of(kept: weakref.ref[Any]) -> tf.Variable | None:
@@ -271,8 +271,6 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
         for each in (cls, plain):  # both have the name, and the name stands for the plain one
             tf.keras.utils.register_keras_serializable(package, name)(each)
     optimizer.__class__ = cls
-    if runs is not None and runs.kind.reads_memory:
-        optimizer.oktopk_guard = Guard(optimizer.oktopk)
 
 
 def wrap_scalers() -> None:

@@ -28,6 +28,7 @@ NAMES = (
     "horovod.tensorflow.elastic:TensorFlowKerasState._load_model",
     "horovod.tensorflow.elastic:TensorFlowState._save_model",
     f"{tf.keras.Model.__module__}:Model._flatten_layers",
+    f"{tf.keras.optimizers.Optimizer.__module__}:Optimizer._trackable_children",
 )
 """Modules and what is in them. Of optimizers: `_learning_rate`; of Keras 3's `_trainable_variables`; of RMSprop
 `_momentums`."""

@@ -19,12 +19,13 @@ from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
+from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.run import ALL, GradientRun, PartialRun, RateOf, Refusal, Run, StepAheadRun, runs_over
 from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import check_variables, key_of, name_of, tensor_of
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
-          "compile(), or build it with all variables at first")
+          "compile()" + ", or build it with all variables at first" * KERAS_3)
 
 One = TypeVar("One", bound=Run)
 LocalOf = Callable[..., object]

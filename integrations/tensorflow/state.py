@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -138,6 +138,22 @@ def check_alike(what: str, names: Iterable[str]) -> None:
                              "ranks")
 
 
+def broadcast_by_position(variables: Sequence[Any], root_rank: int) -> None:
+    """Broadcast as hvd.broadcast_variables, which would wait for ever if ranks have other names for a variable.
+
+    Horovod has no bfloat16: its bits are sent.
+    """
+    def broadcast() -> None:
+        for index, variable in enumerate(variables):
+            as_bits = variable.dtype == tf.bfloat16
+            found = hvd.broadcast(tf.bitcast(variable, tf.uint16) if as_bits else variable, root_rank,
+                                  name=f"horovod_oktopk.variable.{index}", ignore_name_scope=True)
+            variable.assign(tf.bitcast(found, tf.bfloat16) if as_bits else found)
+
+    # Calls of new functions with the same code would make TensorFlow warn that this one is traced too often.
+    tf.function(broadcast, autograph=False).get_concrete_function()()
+
+
 # Files and elastic states.
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:
@@ -218,7 +234,7 @@ class KerasState(TensorFlowKerasState):  # type: ignore[misc]
         if not getattr(optimizer, "built", False):
             optimizer.build(model.trainable_variables)
         super().__init__(model, optimizer=optimizer, **kwargs)
-        self._bcast_model = lambda: hvd.broadcast_variables(self._variables(), root_rank=0)
+        self._bcast_model = lambda: broadcast_by_position(self._variables(), root_rank=0)
 
     def _variables(self) -> list[Any]:
         return [tensor_of(v) for v in (*self.model.weights, *variables_in(self.optimizer))]

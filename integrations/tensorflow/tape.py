@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -13,11 +13,22 @@ from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.registry import runs_of_tapes
-from horovod_oktopk.tensorflow.tensors import mark_reduced, with_scale, with_values, without_scale
+from horovod_oktopk.tensorflow.tensors import (
+    is_dense,
+    mark_reduced,
+    values_in,
+    with_scale,
+    with_values,
+    without_scale,
+)
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
 
 NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
            "a Keras optimizer, or OkTopk with a tape")
+
+
+DIFFERENTIATED = ("gradients that a distributed tape has reduced cannot be differentiated, as the exchange has no "
+                  "derivative: take the inner gradient from a plain tf.GradientTape, and distribute the outer tape")
 
 
 class DistributedTape:
@@ -40,6 +51,7 @@ class DistributedTape:
         gradients = super().gradient(target, variables, output_gradients, **kwargs)  # type: ignore[misc]
         scale = amp.scale_of_loss(target)
         reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
+        reduced = _without_derivative(reduced, gradients)
         mark_reduced(reduced)
         is_flat = isinstance(sources, list | tuple) and not any(map(tf.nest.is_nested, sources))
         return reduced if is_flat else tf.nest.pack_sequence_as(sources, reduced)
@@ -72,6 +84,23 @@ def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set
     gradtape._reduced = partial(reduced_but_local, reduce, local=gradtape._local_sources,
                                 divide_by=process_set if scale_local_gradients else None)
     return gradtape
+
+
+def _without_derivative(reduced: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+    """Return the reduced gradients, by which an outer tape that differentiates them raises PluginError."""
+    dense = [index for index, each in enumerate(reduced) if is_dense(each)]
+
+    @tf.custom_gradient  # type: ignore[misc]
+    def refusing(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., NoReturn]]:
+        def derivative(*_: tf.Tensor) -> NoReturn:
+            raise PluginError(DIFFERENTIATED)
+
+        return list(tensors[:len(dense)]), derivative
+
+    if not dense:
+        return list(reduced)
+    given = dict(zip(dense, refusing(*(reduced[index] for index in dense), *values_in(own)), strict=True))
+    return [given.get(index, each) for index, each in enumerate(reduced)]
 
 
 def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any], local: set[Any],

@@ -85,8 +85,12 @@ def _kind(variable: Any, gradient: Any) -> str:
 
 def all_finite(gradients: Sequence[Any]) -> tf.Tensor:
     """Return whether all elements are finite: bool, a scalar."""
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values] or [True])
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values_in(gradients)] or [True])
+
+
+def values_in(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Return the values of all gradients that are not None, dense and sparse."""
+    return [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
 
 
 def without_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:

@@ -217,6 +217,20 @@ def check_a_tensor_is_refused_as_a_source() -> None:
     assert "tf.Variables" in refusal(lambda: reduced([x], lambda: tf.reduce_sum(x * x)))
 
 
+def check_reduced_gradients_refuse_a_second_derivative() -> None:
+    """Without a word it would be None, or be left out of a sum."""
+    x = tf.Variable([1.0, 2.0])
+
+    def differentiate() -> Any:
+        with tf.GradientTape() as outer:
+            (gradient,) = reduced([x], lambda: tf.reduce_sum(x ** 3))
+            penalty = tf.reduce_sum(gradient ** 2) + tf.reduce_sum(x)
+        return outer.gradient(penalty, x)
+
+    for way in EAGER_AND_GRAPH:
+        assert "take the inner gradient from a plain tf.GradientTape" in refusal(way(differentiate))
+
+
 def check_local_sources_of_a_tape() -> None:
     first, second = pair()
     with tf.GradientTape() as tape:

@@ -9,12 +9,14 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere
 from tests.tensorflow.scenarios.common import (
     EAGER_AND_GRAPH,
+    broadcast,
     compiled,
     distribute,
     fit,
@@ -213,3 +215,13 @@ def check_fit_with_the_mixed_float16_policy() -> None:
         assert step_report(model).step == 12
         assert isinstance(compression, StepAhead) or len(set(everywhere(hvd, scale_of(model.optimizer)))) == 1
         assert_equal_everywhere(hvd, weights(model))
+
+
+def check_variables_of_16_bits_start_alike() -> None:
+    """Horovod cannot broadcast bfloat16, which a rank that joins needs as well."""
+    for starts in (lambda model: fit(model, [broadcast()], epochs=1),
+                   lambda model: hvd_keras.KerasState(model).sync()):
+        model = compiled(make_model(seed=hvd.rank(), dtype="bfloat16"), distribute(OPTIONS))
+        starts(model)
+        assert model.weights[-1].dtype == "bfloat16"
+        assert_equal_everywhere(hvd, {name: values.astype(np.float32) for name, values in weights(model).items()})

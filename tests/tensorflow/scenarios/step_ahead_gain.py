@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk import Dense, OkTopk, StepAhead
-from horovod_oktopk.tensorflow import step_report
+from horovod_oktopk.tensorflow import shared_parameters, step_report
 from horovod_oktopk.tensorflow.keras.callbacks import StepReportLogger
 from horovod_oktopk.tensorflow.private import KERAS_3
+from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import assert_equal_everywhere, needs
 from tests.tensorflow.scenarios.common import EAGER_AND_GRAPH, distribute, eager, fit, keras, variable_of
 from tests.tensorflow.scenarios.step_ahead import model_with, take_steps
@@ -63,6 +64,28 @@ def check_weight_decay_is_as_without_a_gain() -> None:
         for way in EAGER_AND_GRAPH:
             for gain in (None, 4.0):
                 assert np.allclose(decayed(make, gain, way), 0.95 ** 3, rtol=1e-6), (make(), gain, way)
+
+
+def moved_late(ahead: float, way: Any) -> np.ndarray:
+    """Return ones after three of Adafactor's steps, 40,000 steps into a training."""
+    optimizer = distribute(StepAhead(Dense(), ahead=ahead, overlap=False, gain=None),
+                           optimizers.Adafactor(0.1, weight_decay=0.05, epsilon_1=1e-12))
+    variable = variable_of(np.ones((3, 3), np.float32))
+    optimizer.build([variable])
+    tensor_of(optimizer.iterations).assign(40000)
+    take = way(lambda gradient: optimizer.apply_gradients([(gradient, variable)]))
+    for step in range(3):
+        take(tf.constant(np.random.default_rng(step).standard_normal((3, 3)), tf.float32))
+    with shared_parameters(optimizer):
+        return np.array(tf.convert_to_tensor(variable))
+
+
+def check_adafactors_steps_have_the_coefficient_late_in_a_training_too() -> None:
+    """Its rate is min(lr, 1/√t): λ is a factor of what is used, and weight decay goes by lr."""
+    for way in EAGER_AND_GRAPH:
+        found = [moved_late(ahead, way) for ahead in (1, 0.5)]
+        assert not np.allclose(found[0], 0.995 ** 3, atol=1e-3), "it moves by more than the decay"
+        np.testing.assert_allclose(*found, rtol=3e-4)
 
 
 def check_loss_scales_are_left_out_of_the_measurement() -> None:

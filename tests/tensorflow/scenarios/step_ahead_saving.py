@@ -16,9 +16,16 @@ from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import shared_parameters
 from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import everywhere, raised_everywhere, shared_folder
-from tests.tensorflow.scenarios.common import broadcast, fit, keras, make_model
+from tests.tensorflow.scenarios.common import broadcast, compiled, distribute, fit, keras, make_model
 from tests.tensorflow.scenarios.saving_names import PLACES, SAVES
-from tests.tensorflow.scenarios.step_ahead import assert_shared_is_equal, model_with, own, shared, take_steps
+from tests.tensorflow.scenarios.step_ahead import (
+    OPTIONS,
+    assert_shared_is_equal,
+    model_with,
+    own,
+    shared,
+    take_steps,
+)
 
 Arrays = list[np.ndarray]
 public = import_module(keras.Model.__module__.partition(".")[0])
@@ -98,8 +105,7 @@ WAYS: dict[str, Callable[[Any, Path], Arrays]] = {
                                          "models_tf", in_saved_model),
         "Model.save_weights, tf": of_file(lambda model, path: model.save_weights(path, save_format="tf"), "weights",
                                           in_checkpoint)})}
-NOT_CAUGHT = {"Model.export", "export.ExportArchive", "Model.get_weights", "models.save_model, h5",
-              *(("Model.get_state_tree",) if KERAS_3 else ())}
+NOT_CAUGHT = {"Model.get_weights", "models.save_model, h5", *(("Model.get_state_tree",) if KERAS_3 else ())}
 """Ways that never ask the optimizer; the guide lists them. They are right inside `shared_parameters` alone."""
 
 
@@ -174,6 +180,24 @@ def check_every_way_of_loading_is_of_what_ranks_share_or_is_refused() -> None:
             return
         message = raised_everywhere(hvd, PluginError, lambda: tf.train.Checkpoint(model=whole).read(kept))[0]
         assert "with shared_parameters(model)" in message
+
+
+def check_checkpoints_of_plain_optimizers_and_distributed_ones_are_alike() -> None:
+    def made(is_distributed: bool) -> Any:
+        model = make_model()
+        optimizer = keras.optimizers.Adam(0.01)
+        compiled(model, distribute(OPTIONS, optimizer) if is_distributed else optimizer)
+        optimizer.build(model.trainable_variables)
+        return model
+
+    with shared_folder(hvd) as folder:
+        for saves, loads in ((False, True), (True, False), (True, True)):
+            saved, loading = made(saves), made(loads)
+            fit(saved, [broadcast()] * saves, epochs=1)
+            path = tf.train.Checkpoint(model=saved, optimizer=saved.optimizer).write(f"{folder}/{saves}{hvd.rank()}")
+            status = tf.train.Checkpoint(model=loading, optimizer=loading.optimizer).read(path)
+            status.assert_existing_objects_matched().assert_consumed()
+            assert np.array_equal(own(loading), own(saved))
 
 
 def check_every_public_name_of_keras_has_its_place() -> None:

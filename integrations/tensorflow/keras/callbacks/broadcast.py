@@ -20,7 +20,7 @@ from horovod_oktopk.tensorflow.private import all_layers
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.runs import PartialRuns
-from horovod_oktopk.tensorflow.state import check_alike, meet, resume, suspend
+from horovod_oktopk.tensorflow.state import broadcast_by_position, check_alike, meet, resume, suspend
 from horovod_oktopk.tensorflow.variables import is_variable, optimizers_of, tensor_of, trained_by, variables_in
 
 logger = logging.getLogger("horovod_oktopk")
@@ -196,7 +196,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         variables = [v for each, agreed in zip(fresh, alike, strict=False) if agreed for v in each]
         if variables:
             synchronize_replicas(self.model)  # with Partial, some may have seen more rounds than others
-            _broadcast_by_position(variables, self._root_rank)
+            broadcast_by_position(variables, self._root_rank)
             self._sent.update(v.ref() for v in variables)
         return variables
 
@@ -213,17 +213,6 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
 def _is_of_all_ranks(run: Run) -> bool:
     return bool(run.mode.reduction.ranks.membership().size == hvd.size())
-
-
-def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
-    """Broadcast as hvd.broadcast_variables, which would wait for ever if ranks have other names for a variable."""
-    def broadcast() -> None:
-        for index, variable in enumerate(variables):
-            name = f"horovod_oktopk.variable.{index}"
-            variable.assign(hvd.broadcast(variable, root_rank, name=name, ignore_name_scope=True))
-
-    # Calls of new functions with the same code would make TensorFlow warn that this one is traced too often.
-    tf.function(broadcast, autograph=False).get_concrete_function()()
 
 
 def _difference(theirs: list[list[list[str]]]) -> str:
