@@ -42,7 +42,7 @@ StepAhead(OkTopk): close to dense on few ranks. On 4 the LSTM's loss was 1.8 % a
 16 ranks 4.6 %. On 4 ranks a GPT reached dense's loss in 1.14 times dense's steps.
 StepAhead(SameBlocks): closer, and sends equally much on any number of ranks. The LSTM's loss was 0.5 % above dense's
 on 4 ranks, and 1.8 % on 16; with AdamW a transformer's 0.9 % on 4, 1.8 % on 8, 5.1 % on 16. With overlap=False,
-which makes each step wait for its exchange: the LSTM 0.3 % on 16, the transformer 1.2 % on 8, 2.2 % on 16.
+which makes each step wait for its exchange: the LSTM 0.3 % on 16, the transformer 1.2 % on 8, 2.5 % on 16.
 See docs/guides/accuracy.md and docs/benchmarks.md."""
 """Effects on accuracy, which the predicted seconds do not show."""
 

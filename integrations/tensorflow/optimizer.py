@@ -136,7 +136,10 @@ def _decay_without_gain(name: str) -> property:
 
 
 def _used(optimizer: Any, rate: Any) -> tf.Tensor:
-    """Return the part of the learning rate that a step uses, float32: Adafactor takes min(rate, 1/√t)."""
+    """Return the part of the learning rate that a step uses, float32: Adafactor takes min(rate, 1/√t).
+
+    So it does of a rate that is multiplied, too: then λ times a gain counts up to 1.
+    """
     if not isinstance(optimizer, tf.keras.optimizers.Adafactor):
         return tf.constant(1.0)
     step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)

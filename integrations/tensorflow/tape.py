@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,8 +27,8 @@ NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: 
            "a Keras optimizer, or OkTopk with a tape")
 
 
-DIFFERENTIATED = ("gradients that a distributed tape has reduced cannot be differentiated, as the exchange has no "
-                  "derivative: take the inner gradient from a plain tf.GradientTape, and distribute the outer tape")
+DIFFERENTIATED = ("what a distributed tape returns cannot be differentiated, as the exchange has no derivative: take "
+                  "the inner gradient from a plain tf.GradientTape, and distribute the outer tape")
 
 
 class DistributedTape:
@@ -87,19 +87,13 @@ def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set
 
 
 def _without_derivative(reduced: Sequence[Any], own: Sequence[Any]) -> list[Any]:
-    """Return the reduced gradients, by which an outer tape that differentiates them raises PluginError."""
+    """Return the reduced gradients, by which TensorFlow refuses an outer tape that differentiates them."""
     dense = [index for index, each in enumerate(reduced) if is_dense(each)]
-
-    @tf.custom_gradient  # type: ignore[misc]
-    def refusing(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., NoReturn]]:
-        def derivative(*_: tf.Tensor) -> NoReturn:
-            raise PluginError(DIFFERENTIATED)
-
-        return list(tensors[:len(dense)]), derivative
-
     if not dense:
         return list(reduced)
-    given = dict(zip(dense, refusing(*(reduced[index] for index in dense), *values_in(own)), strict=True))
+    passed = tf.identity_n([*(reduced[index] for index in dense), *values_in(own)])  # a path from the variables
+    given = {index: tf.raw_ops.PreventGradient(input=each, message=DIFFERENTIATED)
+             for index, each in zip(dense, passed, strict=False)}
     return [given.get(index, each) for index, each in enumerate(reduced)]
 
 

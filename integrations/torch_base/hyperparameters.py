@@ -6,6 +6,7 @@ They are changed between the hooks of the step: hooks see and set the user's own
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Real
@@ -22,6 +23,8 @@ NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coe
 
 NO_HOOKS = ("the step of this {name} has run no hooks of PyTorch, so its numbers could not be changed for it, as the "
             "learning rate is by StepAhead: if the program has set `step` on the optimizer, put that into a class")
+_hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers whose steps have run hooks: a step of theirs that runs none has taken no step."""
 DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Adan", "AdEMAMix", "SOAP", "Sophia",
                        "SophiaG"})
 """Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
@@ -131,7 +134,10 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
 
 
 def _used(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
-    """Return the part of a group's learning rate that its next step uses: PyTorch's Adafactor takes min(lr, 1/√t)."""
+    """Return the part of a group's learning rate that its next step uses: PyTorch's Adafactor takes min(lr, 1/√t).
+
+    So it does of a rate that is multiplied, too: then λ times a gain counts up to 1.
+    """
     if not isinstance(optimizer, getattr(torch.optim, "Adafactor", ())) or not group["lr"]:
         return 1.0
     taken = max((float(optimizer.state[p]["step"]) for p in group["params"] if optimizer.state.get(p)), default=0.0)
@@ -150,16 +156,16 @@ def _decays_by_rate(optimizer: Any, group: Mapping[str, Any]) -> bool:
 def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callable[[], None]]) -> Iterator[None]:
     """Have numbers changed while plain steps run inside: after the hooks before a step, before those after it.
 
-    `change` changes the numbers, and returns a function that changes them back. Raise PluginError if no step has run
-    hooks.
+    `change` changes the numbers, and returns a function that changes them back. Raise PluginError for an optimizer
+    whose steps run no hooks.
     """
     undo = ExitStack()
     depth = 0  # a plain step may call its base's, which PyTorch surrounds with hooks as well
-    has_begun = False
 
     def begin(*_: Any) -> None:
-        nonlocal depth, has_begun
-        depth, has_begun = depth + 1, True
+        nonlocal depth
+        depth += 1
+        _hooked.add(optimizer)
         if depth == 1:
             undo.callback(change())
 
@@ -174,7 +180,7 @@ def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callabl
     come_first(optimizer, after)
     try:
         yield
-        if not has_begun:
+        if optimizer not in _hooked:
             raise PluginError(NO_HOOKS.format(name=type(optimizer).__name__))
     finally:
         before.remove()
