@@ -18,12 +18,14 @@ sed -i 's/^#if TENSORFLOW_VERSION/#if HAVE_GPU \&\& TENSORFLOW_VERSION/' horovod
 sed -i 's/"-O2" "-O3" CMAKE_CXX_FLAGS/"-O2 -g" "-O3" CMAKE_CXX_FLAGS/' CMakeLists.txt
 
 # PyTorch is imported once, not seven times: each import takes 4 seconds of processor time, before anything is compiled.
+# A CUDA toolkit without headers, as nvcc alone, is none: CMake would not find it, and nothing would be compiled.
 cat >cmake/Modules/pytorch.py <<'PYTHON'
-import contextlib, io
+import contextlib, io, pathlib
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     import torch
     from torch.utils import cpp_extension
-    cuda = torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+    cuda = (torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+            and pathlib.Path(cpp_extension.CUDA_HOME, 'include', 'cuda_runtime.h').exists())
     rocm = torch.version.hip is not None and cpp_extension.ROCM_HOME is not None
     extension = (cpp_extension.CUDAExtension if cuda or rocm else cpp_extension.CppExtension)('', [])
 for name, value in {
