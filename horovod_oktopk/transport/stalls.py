@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
@@ -21,6 +22,9 @@ STALLED = ("stalled: %s has waited for %.0f s for other ranks to come to a reduc
            "HOROVOD_STALL_CHECK_TIME_SECONDS is %g. All ranks must take the same number of steps: a rank that leaves "
            "one out by its own judgement keeps the others waiting. See where the ranks stand (py-spy dump), or raise "
            "the variable if such waits are normal; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that waits")
+LAST_LOOK = 5.0
+"""Seconds for which the end of the process waits for a look that has begun."""
+_looking = threading.Lock()
 _waiting: dict[int, tuple[float, Callable[[float], None]]] = {}
 """By thread: since when it waits, by time.monotonic, and what looks at it."""
 
@@ -74,11 +78,14 @@ def noticed(look: Callable[[float], None]) -> Iterator[None]:
 
 @functools.cache  # once in a process
 def _watch() -> None:
+    # Python ends a thread that comes back from C++ after the interpreter by terminating the process.
+    atexit.register(_looking.acquire, timeout=LAST_LOOK)
     threading.Thread(target=_look_at_all, name="horovod_oktopk.stalls", daemon=True).start()
 
 
 def _look_at_all() -> None:
     while True:
         time.sleep(LOOK)
-        for since, look in _waiting.copy().values():
-            look(time.monotonic() - since)
+        with _looking:
+            for since, look in _waiting.copy().values():
+                look(time.monotonic() - since)
