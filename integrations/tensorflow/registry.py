@@ -45,7 +45,7 @@ def all_runs_of(target: Any) -> list[Runs[Any]]:
     return [found for holder in holders if (found := runs_of(holder)) is not None]
 
 
-def is_dense(target: Any) -> bool:
+def trains_densely(target: Any) -> bool:
     """Return True for an optimizer that reduces all elements, and for a model that has one."""
     holders = optimizers_of(target) if isinstance(target, tf.keras.Model) else [target]
     inner = (getattr(each, "inner_optimizer", each) for each in holders)

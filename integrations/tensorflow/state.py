@@ -46,7 +46,7 @@ class Target:
     def set_density(self, density: float | None) -> None:
         """See Owner; of no effect on dense training. Raise PluginError for variables of tapes without a step."""
         several: list[Any] = [*all_runs_of(self._target)] or [run.mode for run in each_run_of(self._target)]
-        if not several and not registry.is_dense(self._target):
+        if not several and not registry.trains_densely(self._target):
             raise PluginError(NONE_YET)
         for each in several:
             each.set_density(density)
@@ -85,7 +85,7 @@ def owners_of(target: Any) -> list[Target] | None:
     if not hasattr(type(target), "variables") and not all_runs_of(target):
         return None
     known = (all_runs_of(target) or variables_in(target, "trainable_variables") or runs_over(variables_in(target))
-             or registry.is_dense(target))
+             or registry.trains_densely(target))
     return [Target(target)] if known else []
 
 

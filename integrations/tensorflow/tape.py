@@ -25,8 +25,6 @@ from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
 
 NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
            "a Keras optimizer, or OkTopk with a tape")
-
-
 DIFFERENTIATED = ("what a distributed tape returns cannot be differentiated, as the exchange has no derivative: take "
                   "the inner gradient from a plain tf.GradientTape, and distribute the outer tape")
 

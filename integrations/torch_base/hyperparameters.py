@@ -20,17 +20,17 @@ from horovod_oktopk.torch_base.private import come_first
 
 NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
            "{rate!r}: give StepAhead(..., ahead=1, gain=None)")
-
 NO_HOOKS = ("the step of this {name} has run no hooks of PyTorch, so its numbers could not be changed for it, as the "
             "learning rate is by StepAhead: if the program has set `step` on the optimizer, put that into a class")
-_hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-"""Optimizers whose steps have run hooks: a step of theirs that runs none has taken no step."""
+
 DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion", "Lamb", "LAMB", "Adan", "AdEMAMix", "SOAP", "Sophia",
                        "SophiaG"})
 """Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
 classes (`is_one_of`); others say so by one of SAYING."""
 SAYING = ("decoupled_weight_decay", "weight_decouple", "decouple", "adam_w_mode")
 """Names of what tells that weight decay is decoupled: in a group, or an attribute."""
+_hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers whose steps have run hooks: a call of theirs that runs none has left its step out."""
 
 
 class Hyperparameters:

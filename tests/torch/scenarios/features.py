@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch_base.registry import own_run_of
 from tests.scenarios.common import DENSE, is_last, k_of, needs, needs_ranks
 from tests.torch.library import OkTopk, Partial, StepAhead, hvd, set_density, step_report, synchronize_replicas
 from tests.torch.scenarios.common import (
@@ -311,38 +309,6 @@ def check_a_backward_pass_without_a_step_is_dropped() -> None:
         take_steps(optimizer, params, 2)
         assert np.array_equal(flat(params), -total(0, 2))
         assert step_report(optimizer).step == 2
-
-
-def check_reduced_gradients_may_be_replaced() -> None:
-    """By others, or by None: they are reduced still, and neither a warning nor a GradScaler's refusal comes."""
-    params, optimizer = made(DENSE, op=hvd.Sum)
-    scaler, first = torch.amp.GradScaler("cpu", init_scale=4.0), params[min(params)]
-    scaler.scale(loss_with(params, gradients(0))).backward()
-    scaler.unscale_(optimizer)
-    optimizer.synchronize()
-    for p in params.values():
-        p.grad = None if p is first else 2 * p.grad
-    with optimizer.skip_synchronize(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scaler.step(optimizer)
-    expected = -2 * total(0)
-    expected[:first.numel()] = 0
-    assert np.array_equal(flat(params), expected)
-
-
-def check_gradients_that_were_reduced_and_cleared_may_come_again() -> None:
-    """Also if their memory stays, as with set_to_none=False."""
-    params, optimizer = made(DENSE, op=hvd.Sum)
-    for step in (0, 2):
-        backward(params, gradients(step))
-        optimizer.synchronize()
-        if step:
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
-            optimizer.zero_grad(set_to_none=False)
-            assert not own_run_of(optimizer).is_reduced
-    assert step_report(optimizer).step == 2
 
 
 def check_data_that_worker_processes_load() -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from horovod_oktopk import PluginError
+from horovod_oktopk.torch_base.registry import own_run_of
 from tests.scenarios.common import DENSE, logged
-from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters
+from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
     backward,
@@ -101,6 +102,38 @@ def check_a_step_of_gradients_that_were_not_reduced_warns() -> None:
             assert any("are not reduced" in str(each.message) for each in found) == (warned > 1)
             optimizer.zero_grad()
             take_steps(optimizer, params, step)
+
+
+def check_reduced_gradients_may_be_replaced() -> None:
+    """By others, or by None: they are reduced still, and neither a warning nor a GradScaler's refusal comes."""
+    params, optimizer = made(DENSE, op=hvd.Sum)
+    scaler, first = torch.amp.GradScaler("cpu", init_scale=4.0), params[min(params)]
+    scaler.scale(loss_with(params, gradients(0))).backward()
+    scaler.unscale_(optimizer)
+    optimizer.synchronize()
+    for p in params.values():
+        p.grad = None if p is first else 2 * p.grad
+    with optimizer.skip_synchronize(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaler.step(optimizer)
+    expected = -2 * total(0)
+    expected[:first.numel()] = 0
+    assert np.array_equal(flat(params), expected)
+
+
+def check_gradients_that_were_reduced_and_cleared_may_come_again() -> None:
+    """Also if their memory stays, as with set_to_none=False."""
+    params, optimizer = made(DENSE, op=hvd.Sum)
+    for step in (0, 2):
+        backward(params, gradients(step))
+        optimizer.synchronize()
+        if step:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.zero_grad(set_to_none=False)
+            assert not own_run_of(optimizer).is_reduced
+    assert step_report(optimizer).step == 2
 
 
 def check_a_step_that_failed_after_its_reduction_and_comes_again_warns() -> None:
