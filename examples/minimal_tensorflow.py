@@ -27,7 +27,7 @@ model = tf.keras.Sequential([tf.keras.Input((64,)), tf.keras.layers.Dense(256, a
                              tf.keras.layers.Dense(10)])
 loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # Horovod: scale the learning rate by the number of ranks.
-optimizer = tf.keras.optimizers.SGD(0.05 * hvd.size(), momentum=0.9)
+optimizer = tf.keras.optimizers.SGD(0.02 * hvd.size(), momentum=0.9)
 optimizer.build(model.trainable_variables)
 
 
@@ -46,10 +46,9 @@ def step(x, y):
 # Horovod: all ranks start from the same parameters.
 model.set_weights(hvd.broadcast_object(model.get_weights(), root_rank=0))
 for epoch in range(10):
-    for x, y in data.shuffle(count, seed=epoch).batch(32):
-        loss = step(x, y)
+    losses = [step(x, y) for x, y in data.shuffle(count, seed=epoch).batch(32)]
     if hvd.rank() == 0:  # Horovod: one rank reports.
-        print(f"epoch {epoch + 1}: loss {float(loss):.3f}", flush=True)
+        print(f"epoch {epoch + 1}: loss {sum(map(float, losses)) / len(losses):.3f}", flush=True)
 accuracy = (model(test_x).numpy().argmax(1) == test_y).mean()
 if hvd.rank() == 0:
     print(f"test accuracy {accuracy:.1%}")

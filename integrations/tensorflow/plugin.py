@@ -41,7 +41,8 @@ def install() -> None:
         return
     check_horovod(horovod.__version__, {})
     hvd.DistributedOptimizer = _wrap_factory(hvd.DistributedOptimizer, DistributedOptimizer)
-    hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, tape.distribute)
+    hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, DistributedGradientTape,
+                                                takes_dense=True)
     stock_keras.create_distributed_optimizer = _wrap_factory(stock_keras.create_distributed_optimizer,
                                                              DistributedOptimizer, takes_dense=True)
     stock_keras.load_model = _wrap_load(stock_keras.load_model)
@@ -112,6 +113,17 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None,  # noqa: ARG00
     distribute(own, options, dense, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients,
                process_set, scale_local_gradients)
     return optimizer
+
+
+def DistributedGradientTape(gradtape: Any, device_dense: str, device_sparse: str, compression: Any,  # noqa: N802
+                            sparse_as_dense: bool, op: Any, gradient_predivide_factor: float, num_groups: int,
+                            groups: Any, process_set: Any, scale_local_gradients: bool) -> tf.GradientTape:
+    """Make a tape reduce gradients over the ranks, and return it. The arguments are Horovod's."""
+    options = as_options(compression)
+    dense = None if options is not None else dense_allreduce(
+        device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
+        groups or num_groups or None, process_set)
+    return tape.distribute(gradtape, options, dense, op, process_set, sparse_as_dense, scale_local_gradients)
 
 
 def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None,
@@ -200,7 +212,7 @@ def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any], takes_dens
     """Wrap a factory of Horovod: `ours` gets its arguments by name, if the compression is ours.
 
     Those that `ours` does not take are of no effect on it. `Dense` is Horovod's, unless `ours` takes it, too: what
-    Horovod makes of an optimizer of Keras 3 reduces nothing.
+    Horovod makes of an optimizer of Keras 3 reduces nothing, and its tape fails for variables of Keras 3.
     """
     signature, taken = inspect.signature(make), inspect.signature(ours).parameters
 

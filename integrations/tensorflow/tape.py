@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.registry import runs_of_tapes
@@ -49,7 +48,6 @@ class DistributedTape:
         gradients = super().gradient(target, variables, output_gradients, **kwargs)  # type: ignore[misc]
         scale = amp.scale_of_loss(target)
         reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
-        reduced = _without_derivative(reduced, gradients)
         mark_reduced(reduced)
         is_flat = isinstance(sources, list | tuple) and not any(map(tf.nest.is_nested, sources))
         return reduced if is_flat else tf.nest.pack_sequence_as(sources, reduced)
@@ -64,18 +62,19 @@ class DistributedTape:
         return found[True], found[False]
 
 
-def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
+def distribute(gradtape: tf.GradientTape, options: Any, dense: Any, op: Any, process_set: Any, sparse_as_dense: bool,
                scale_local_gradients: bool) -> tf.GradientTape:
     """Give a tape a class of its own, which reduces the gradients, and return it.
 
-    The arguments are those of hvd.DistributedGradientTape. Tapes share their runs, and each has a density of its own.
+    Tapes share their runs, and each has a density of its own. `dense` reduces if there are no options.
     """
-    refuse_replicas()
-    options = as_options(compression)
-    if not hasattr(options, "density"):
-        raise PluginError(NO_TAPE.format(name=type(options).__name__))
-    reduce = partial(runs_of_tapes(options, op, process_set, sparse_as_dense).reduce_before_step,
-                     density=options.present_density)
+    reduce = dense
+    if options is not None:
+        refuse_replicas()
+        if not hasattr(options, "density"):
+            raise PluginError(NO_TAPE.format(name=type(options).__name__))
+        runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
+        reduce = partial(_without_derivative, partial(runs.reduce_before_step, density=options.present_density))
     plain = next(cls for cls in type(gradtape).__mro__ if not issubclass(cls, DistributedTape))
     gradtape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
     gradtape._local_sources = set()
@@ -84,12 +83,13 @@ def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set
     return gradtape
 
 
-def _without_derivative(reduced: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+def _without_derivative(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return the reduced gradients, by which TensorFlow refuses an outer tape that differentiates them."""
+    reduced = reduce(gradients, variables)
     dense = [index for index, each in enumerate(reduced) if is_dense(each)]
     if not dense:
         return list(reduced)
-    passed = tf.identity_n([*(reduced[index] for index in dense), *values_in(own)])  # a path from the variables
+    passed = tf.identity_n([*(reduced[index] for index in dense), *values_in(gradients)])  # a path from the variables
     given = {index: tf.raw_ops.PreventGradient(input=each, message=DIFFERENTIATED)
              for index, each in zip(dense, passed, strict=False)}
     return [given.get(index, each) for index, each in enumerate(reduced)]

@@ -12,7 +12,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
+from horovod_oktopk.tensorflow import Dense, OkTopk, set_density, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
 from tests.scenarios.common import (
     DENSE,
@@ -62,6 +62,23 @@ def check_sparse_gradients() -> None:
     for way, as_dense in itertools.product(EAGER_AND_GRAPH, (False, True)):
         stock, ours = (train_a_table(way, as_dense, compression) for compression in (hvd.Compression.none, DENSE))
         np.testing.assert_allclose(ours, stock, rtol=1e-5)
+
+
+def check_dense_tapes_reduce_the_variables_of_keras() -> None:
+    """One argument switches to dense training, for tapes as for optimizers, under both Kerases."""
+    for way, compression in itertools.product(EAGER_AND_GRAPH, (Dense(), Dense, DENSE)):
+        table, layer = tf.keras.layers.Embedding(5, 2), tf.keras.layers.Dense(1, kernel_initializer="ones")
+        model = tf.keras.Sequential([tf.keras.Input((1,), dtype="int32"), table, layer])
+        table.set_weights([np.ones((5, 2))])
+
+        def step(rows: tf.Tensor, model: Any = model, compression: Any = compression) -> Any:
+            return reduced(model.trainable_variables, lambda: tf.reduce_sum(model(rows)), compression, op=hvd.Average)
+
+        sparse, kernel, bias = way(step)(tf.constant([[hvd.rank() % 5]]))
+        rows = np.bincount([rank % 5 for rank in range(hvd.size())], minlength=5) / hvd.size()
+        np.testing.assert_allclose(tf.convert_to_tensor(sparse), np.stack([rows, rows], 1), rtol=1e-6)
+        assert np.ravel(kernel).tolist() == [1.0, 1.0]
+        assert float(bias[0]) == 1.0
 
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
@@ -231,6 +248,24 @@ def check_reduced_gradients_refuse_a_second_derivative() -> None:
     for way in EAGER_AND_GRAPH:  # TensorFlow's own error differs
         message = raised_everywhere(hvd, Exception, way(differentiate))[0]
         assert "take the inner gradient from a plain tf.GradientTape" in message
+
+
+def check_dense_and_local_gradients_have_second_derivatives() -> None:
+    """Horovod's allreduce has a derivative, and so has what is not reduced."""
+    x = tf.Variable([1.0, 2.0])
+    for way, compression in itertools.product(EAGER_AND_GRAPH, (Dense(), DENSE)):
+        def differentiate(compression: Any = compression) -> Any:
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(x ** 3)
+                tape = hvd.DistributedGradientTape(tape, compression=compression, scale_local_gradients=False)
+                if compression is DENSE:
+                    tape.register_local_source(x)
+                (gradient,) = tape.gradient(loss, [x])
+                penalty = tf.reduce_sum(gradient ** 2)
+            return outer.gradient(penalty, x)
+
+        assert way(differentiate)().numpy().tolist() == [36.0, 288.0]
 
 
 def check_local_sources_of_a_tape() -> None:
