@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,9 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 MEASURED_ELEMENTS = 1 << 22
 """Most elements that selection is measured on; it takes time in proportion."""
 LARGE = 1 << 22
+BUSY = ("the network could not be measured: {large} MiB took {long:.2f} ms between ranks, and {word} bytes took "
+        "{short:.2f} ms, as the machines are busy, or ranks share cores: start one rank on each host and measure "
+        "again, or give --ranks, --bandwidth and --latency")
 """Bytes of the messages that bandwidth is measured with."""
 OVERHEAD = 2e-6
 """Seconds of the processor for each message, through mpi4py over TCP."""
@@ -125,10 +127,15 @@ def _least_seconds(step: Callable[[Values], None], m: int) -> float:
 
 
 def measure_network(transport: Transport, repeats: int = 20) -> Network:
-    """Return α and β of the slowest rank, on every rank; between neighbours, all sending at once. Collective."""
+    """Return α and β of the slowest rank, on every rank; between neighbours, all sending at once. Collective.
+
+    Raise OptionError if long messages take no longer than short ones: what was measured then is not the network.
+    """
     mine = [_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)]
     short, long = (transport.allgather((1e9 * np.array(mine)).astype(np.int64)).max(axis=0) / 1e9).tolist()
-    return Network(max(short, 1e-9), 8 * LARGE / max(long - short, 1e-9))
+    if long <= short:
+        raise OptionError(BUSY.format(large=LARGE >> 20, long=1e3 * long, word=WORD, short=1e3 * short))
+    return Network(max(short, 1e-9), 8 * LARGE / (long - short))
 
 
 def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
@@ -138,7 +145,7 @@ def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
         start = time.perf_counter()
         list(transport.send_and_receive({after: message}, {before: length}))
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])  # the first one sets up connections
+    return min(times[1:])  # the first one sets up connections, and a busy machine makes others long
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,12 @@ def test_all_ranks_measure_the_same_network():
     assert found[0].bandwidth > 0
 
 
+def test_a_network_whose_long_messages_take_no_longer_is_refused(monkeypatch):
+    monkeypatch.setattr(advise, "_ring_seconds", lambda _, length, _repeats: 0.004 if length < 100 else 0.003)
+    with pytest.raises(OptionError, match=r"4 MiB took 3\.00 ms between ranks, and 4 bytes took 4\.00 ms"):
+        run_ranks(2, advise.measure_network, timeout=60)
+
+
 def command(*arguments):
     line = [sys.executable, "-m", "horovod_oktopk", "advise", *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False)

@@ -15,6 +15,9 @@ from ..vectors.layout import Layout
 from ..vectors.sparse import RunVector, SparseVector, Values
 from .reduction import Reduction
 
+BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step (broadcast_parameters; a "
+                   "checkpoint that is loaded on all ranks)")
+
 
 class GradientReduction(Reduction):
     """The reduction of one layout's gradients over the ranks; one object on each rank.
@@ -43,6 +46,11 @@ class GradientReduction(Reduction):
         return "\n".join([f"compression: {type(scheme).__name__}",
                           *(f"{name}: {value}" for name, value in scheme.settings().items()),
                           f"op: {'Average' if self._average else 'Sum'}", *signature])
+
+    @property
+    def first_description(self) -> str:
+        digest = self.layout.digest()
+        return f"{self.description}\n{BROADCAST_FIRST}: {digest}" if digest else self.description
 
     def outcome(self, acc: Accumulator, finite: bool) -> Outcome:
         """Reduce gradients: select from their accumulator acc, exchange; `committed` commits the outcome. Collective.

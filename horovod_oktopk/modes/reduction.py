@@ -99,7 +99,7 @@ class Reduction:
             if (transport.rank, transport.size) != (rank, size):
                 raise TransportError(f"the library calls this rank {rank} of {size}; the transport calls it "
                                      f"{transport.rank} of {transport.size}")
-            roll_call(Attendance(self.description, self.k), transport)
+            roll_call(Attendance(self.first_description, self.k), transport)
             self.worker = worker_of(self.scheme.algorithm(self._unit), connection)
             self._transport = transport
             if rank == 0:
@@ -140,6 +140,11 @@ class Reduction:
         if self._last_description is None or self._last_description[0] is not self.scheme:
             self._last_description = self.scheme, self._describe(self.scheme)
         return self._last_description[1]
+
+    @property
+    def first_description(self) -> str:
+        """The same, and what must be equal when ranks meet, and at each step stays so."""
+        return self.description
 
     def check_agreement(self, description: str) -> None:
         """Hold a roll call alone, after `connect`. Collective."""

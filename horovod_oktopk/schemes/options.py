@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NoReturn, Self, get_args
 
@@ -165,5 +165,5 @@ def check_real(name: str, value: Any, allowed: str, is_allowed: Callable[[float]
     """Raise OptionError if the value is no finite number, or not allowed; `allowed` says in words which are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionError(f"{name} must be a number {allowed}; got {value!r} of type {type(value).__name__}")
-    if not isfinite(value) or not is_allowed(value):
+    if not abs(value) <= sys.float_info.max or not is_allowed(value):  # NaN neither; an integer may have no float
         raise OptionError(f"{name} must be {allowed}; got {value!r}")

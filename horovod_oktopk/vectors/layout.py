@@ -49,6 +49,10 @@ class Layout:
         """Return one line for each parameter, as `describe`, with the order in which its elements lie in memory."""
         return self.describe()
 
+    def digest(self) -> str:
+        """Return a text that differs if one bit of the parameters does; "" if ranks may meet with different ones."""
+        return ""
+
     def representable(self, update: SparseVector) -> bool:
         """Return True if every value is finite in the dtype of its gradient; float16 overflows early."""
         if not np.isfinite(update.values).all():

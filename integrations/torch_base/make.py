@@ -31,6 +31,8 @@ CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or it
 HOOKLESS = ("{name} cannot be distributed: it does not call Optimizer.__init__, so that PyTorch runs no hooks around "
             "its steps and states. If it is made of another optimizer, give it that one distributed, by OkTopk and "
             "not StepAhead: write {name}(DistributedOptimizer(inner optimizer, ...))")
+PREPARED = ("an AcceleratedOptimizer only passes on what it is asked: call DistributedOptimizer before "
+            "accelerator.prepare, or give it the optimizer inside, which is its attribute `optimizer`")
 META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
         "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
 
@@ -80,6 +82,8 @@ def refuse_ours(optimizer: Any) -> None:
 def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     """Raise PluginError for an optimizer whose work cannot be distributed by its step()."""
     plain = plain_class(type(optimizer))
+    if plain.__name__ == "AcceleratedOptimizer":
+        raise PluginError(PREPARED)
     if hasattr(plain, "eval") and hasattr(plain, "train"):
         kind_of(options).check("averaging", name=plain.__name__)
     if any(each.__name__ == "ZeroRedundancyOptimizer" for each in plain.__mro__):

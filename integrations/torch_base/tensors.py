@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +53,12 @@ class TorchLayout(Layout):
     def describe_memory(self) -> list[str]:
         return [line if p.is_contiguous() else f"{line}, dimensions in memory {memory_order(p)}"
                 for line, p in zip(self.describe(), self.parameters, strict=True)]
+
+    def digest(self) -> str:
+        found = hashlib.blake2b(digest_size=8)
+        for p in self.parameters:
+            found.update(p.detach().reshape(-1).cpu().view(torch.uint8).numpy().data)
+        return found.hexdigest() if self.parameters else ""
 
     def flat_memory(self) -> list[Any]:
         """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).

@@ -17,10 +17,10 @@ else:
 
     import horovod_oktopk.torch as plugin
 
-Dense, OkTopk, StepAhead = plugin.Dense, plugin.OkTopk, plugin.StepAhead
+Dense, OkTopk, SameBlocks, StepAhead = plugin.Dense, plugin.OkTopk, plugin.SameBlocks, plugin.StepAhead
 gather_state_dict, set_density, shared_parameters = (plugin.gather_state_dict, plugin.set_density,
                                                      plugin.shared_parameters)
 catch_up, step_report, synchronize_replicas = plugin.catch_up, plugin.step_report, plugin.synchronize_replicas
 
-__all__ = ["Dense", "OkTopk", "Partial", "StepAhead", "catch_up", "gather_state_dict", "hvd", "set_density",
-           "shared_parameters", "step_report", "synchronize_replicas"]
+__all__ = ["Dense", "OkTopk", "Partial", "SameBlocks", "StepAhead", "catch_up", "gather_state_dict", "hvd",
+           "set_density", "shared_parameters", "step_report", "synchronize_replicas"]

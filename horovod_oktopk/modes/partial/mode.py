@@ -244,12 +244,14 @@ class PartialMode(Mode[ReducedGradients]):
                 active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
                 staleness=rounds[-1].staleness if rounds else (),
                 seconds_saved=sum(each.seconds_saved for each in rounds))
+        updates = []
         for each, update, _ in ran:
             if update is None:
                 logger.warning("round %d was skipped, as some rank's gradient was not finite, or the ranks' sum; "
                                "look at the data, or lower the learning rate, if many are", each.number)
-            elif self.partial.in_order or each is rounds[-1]:
-                self._to_apply.append((update, each.settings[1:]))
+            else:
+                updates.append((update, each.settings[1:]))
+        self._to_apply.extend(updates if self.partial.in_order else updates[-1:])
 
     # In rounds.
 

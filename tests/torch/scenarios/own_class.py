@@ -95,7 +95,7 @@ def check_a_step_of_gradients_that_were_not_reduced_warns() -> None:
     for compression, warned in ((DENSE, hvd.size()), (StepAhead(DENSE), 0)):
         params, optimizer = made(compression)
         for step in range(2):
-            backward(params, gradients(step))
+            backward(params, gradients(step, 0))  # the same on all ranks, which must meet with the same parameters
             with warnings.catch_warnings(record=True) as found, optimizer.skip_synchronize():
                 warnings.simplefilter("always")
                 optimizer.step()
@@ -190,6 +190,10 @@ def check_an_optimizer_without_pytorchs_hooks_is_refused() -> None:
     around.__class__ = type("Averaging", (Around,), {"eval": None, "train": None})
     for compression, words in ((DENSE, "does not call Optimizer.__init__"), (StepAhead(DENSE), "use OkTopk alone")):
         assert words in raised_everywhere(PluginError, lambda given=compression: distribute(params, given, around))[0]
+    around.__class__ = type("AcceleratedOptimizer", (Around,), {"eval": None, "train": None})  # as Accelerate has it
+    for compression in (DENSE, StepAhead(DENSE)):
+        message = raised_everywhere(PluginError, lambda given=compression: distribute(params, given, around))[0]
+        assert "before accelerator.prepare" in message
     distribute(params, DENSE, inner, op=hvd.Sum)
     take_steps(Around(inner), params, 0)
     assert np.array_equal(flat(params), -total(0))

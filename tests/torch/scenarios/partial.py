@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
+from tests.scenarios.common import Skipped
 from tests.torch.library import hvd, synchronize_replicas
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, everywhere, raised_everywhere
 
@@ -109,6 +110,23 @@ def check_synchronizing_without_partial_does_nothing() -> None:
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     synchronize_replicas(plain)
     synchronize_replicas(distribute(model, OkTopk(density=0.5), plain))
+
+
+def check_a_late_rank_applies_the_latest_update() -> None:
+    """Also if an empty round follows it, which a rank begins that synchronizes."""
+    if hvd.size() != 2:
+        raise Skipped("needs two ranks")
+    for in_order in (True, False):
+        p = torch.nn.Parameter(torch.zeros(4))
+        optimizer = distribute({"p": p}, Partial(Dense(), policy="solo", in_order=in_order), lr=1.0)
+        for value in (0.0, 2.0):
+            p.grad = torch.full((4,), value)
+            optimizer.step()
+            if value == 0:
+                synchronize_replicas(optimizer)
+                time.sleep(0.5 * hvd.rank())
+        synchronize_replicas(optimizer)
+        assert p.tolist() == [-2.0] * 4
 
 
 def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:

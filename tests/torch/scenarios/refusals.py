@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import torch
 
-from horovod_oktopk import OptionError, PluginError
+from horovod_oktopk import AgreementError, OptionError, PluginError
 from tests.scenarios.common import DENSE, needs_ranks
-from tests.torch.library import OkTopk, StepAhead, hvd, step_report
-from tests.torch.scenarios.common import distribute, parameters, raised_everywhere, take_steps
+from tests.torch.library import OkTopk, SameBlocks, StepAhead, hvd, step_report
+from tests.torch.scenarios.common import distribute, made, parameters, raised_everywhere, take_steps
+
+
+def check_parameters_that_differ_when_the_ranks_meet() -> None:
+    """Forgotten broadcasts, a checkpoint that some ranks have found, and layers that come later."""
+    needs_ranks(hvd)
+    for compression in (OkTopk(density=0.5), SameBlocks(), StepAhead(OkTopk(density=0.5))):
+        params, optimizer = made(compression)
+        with torch.no_grad():
+            params["d"].add_(float(hvd.rank()))
+        for _ in range(2):
+            message = raised_everywhere(AgreementError, lambda made=(optimizer, params): take_steps(*made, 0))[0]
+            assert "which must be the same everywhere before the first step" in message
+        with torch.no_grad():
+            params["d"].zero_()
+        if not isinstance(compression, StepAhead):
+            take_steps(optimizer, params, 0)
+            late = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
+            optimizer.add_param_group({"params": [late]})
+            late.grad = torch.ones(3)
+            assert "which must be the same everywhere" in raised_everywhere(AgreementError, optimizer.step)[0]
 
 
 def check_a_lone_allreduce_is_refused() -> None:
