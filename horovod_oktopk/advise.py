@@ -30,10 +30,10 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 MEASURED_ELEMENTS = 1 << 22
 """Most elements that selection is measured on; it takes time in proportion."""
 LARGE = 1 << 22
+"""Bytes of the messages that bandwidth is measured with."""
 BUSY = ("the network could not be measured: {large} MiB took {long:.2f} ms between ranks, and {word} bytes took "
         "{short:.2f} ms, as the machines are busy, or ranks share cores: start one rank on each host and measure "
         "again, or give --ranks, --bandwidth and --latency")
-"""Bytes of the messages that bandwidth is measured with."""
 OVERHEAD = 2e-6
 """Seconds of the processor for each message, through mpi4py over TCP."""
 ACCURACY = """\

@@ -143,7 +143,7 @@ class Reduction:
 
     @property
     def first_description(self) -> str:
-        """The same, and what must be equal when ranks meet, and at each step stays so."""
+        """The same for the roll call in which the ranks meet: also what must be equal then, and stays so."""
         return self.description
 
     def check_agreement(self, description: str) -> None:

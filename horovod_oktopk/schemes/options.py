@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -165,5 +164,12 @@ def check_real(name: str, value: Any, allowed: str, is_allowed: Callable[[float]
     """Raise OptionError if the value is no finite number, or not allowed; `allowed` says in words which are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionError(f"{name} must be a number {allowed}; got {value!r} of type {type(value).__name__}")
-    if not abs(value) <= sys.float_info.max or not is_allowed(value):  # NaN neither; an integer may have no float
+    if not _is_finite(value) or not is_allowed(value):
         raise OptionError(f"{name} must be {allowed}; got {value!r}")
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float comes near
+        return False

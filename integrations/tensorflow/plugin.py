@@ -30,6 +30,7 @@ from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce
 from horovod_oktopk.tensorflow.registry import in_use
 from horovod_oktopk.tensorflow.state import ElasticVariables, owners_of
+from horovod_oktopk.tensorflow.variables import tensor_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.elastic import extend_elastic
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
@@ -120,9 +121,11 @@ def DistributedGradientTape(gradtape: Any, device_dense: str, device_sparse: str
                             groups: Any, process_set: Any, scale_local_gradients: bool) -> tf.GradientTape:
     """Make a tape reduce gradients over the ranks, and return it. The arguments are Horovod's."""
     options = as_options(compression)
+    if isinstance(groups, list):
+        groups = [list(map(tensor_of, group)) for group in groups]
     dense = None if options is not None else dense_allreduce(
-        device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
-        groups or num_groups or None, process_set)
+        device_dense, device_sparse, hvd.Compression.none, sparse_as_dense, op, gradient_predivide_factor,
+        groups or num_groups or None, process_set)  # of which Horovod keeps one for each compression
     return tape.distribute(gradtape, options, dense, op, process_set, sparse_as_dense, scale_local_gradients)
 
 

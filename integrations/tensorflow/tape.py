@@ -33,6 +33,7 @@ class DistributedTape:
 
     _reduced: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     _local_sources: set[Any]
+    _is_dense: bool
 
     def register_local_source(self, source: Any) -> None:
         """Leave the gradient of this variable unreduced; but divide it by P, if scale_local_gradients."""
@@ -46,11 +47,18 @@ class DistributedTape:
         refuse_overwritten(given)
         variables = list(map(tensor_of, given))
         gradients = super().gradient(target, variables, output_gradients, **kwargs)  # type: ignore[misc]
-        scale = amp.scale_of_loss(target)
-        reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
-        mark_reduced(reduced)
+        reduced = self._reduced_scaled(gradients, variables, target)
         is_flat = isinstance(sources, list | tuple) and not any(map(tf.nest.is_nested, sources))
         return reduced if is_flat else tf.nest.pack_sequence_as(sources, reduced)
+
+    def _reduced_scaled(self, gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
+        """Return the reduced gradients of a loss, which may hold a scale."""
+        if self._is_dense:  # as Horovod's tape does: the scale stays, and an optimizer reduces once more
+            return self._reduced(gradients, variables)
+        scale = amp.scale_of_loss(loss)
+        reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
+        mark_reduced(reduced)
+        return reduced
 
     def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
                                        use_generic_names: bool = False) -> tuple[list[Any], list[Any]]:
@@ -77,7 +85,7 @@ def distribute(gradtape: tf.GradientTape, options: Any, dense: Any, op: Any, pro
         reduce = partial(_without_derivative, partial(runs.reduce_before_step, density=options.present_density))
     plain = next(cls for cls in type(gradtape).__mro__ if not issubclass(cls, DistributedTape))
     gradtape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
-    gradtape._local_sources = set()
+    gradtape._local_sources, gradtape._is_dense = set(), options is None
     gradtape._reduced = partial(reduced_but_local, reduce, local=gradtape._local_sources,
                                 divide_by=process_set if scale_local_gradients else None)
     return gradtape

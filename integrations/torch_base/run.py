@@ -235,7 +235,8 @@ class Run:
         parameters = self.exchanged(parameters)
         self.peers.check(parameters)
         self.hyperparameters = Hyperparameters(self.optimizer)
-        layout = TorchLayout(self.parameters.by_name(parameters))
+        compared = {*self.layout.parameters} if self.mode is not None else ()
+        layout = TorchLayout(self.parameters.by_name(parameters), compared)
         mode = make_torch_mode(with_scheme(self._options, self.scheme), self.average, layout, self.ranks,
                                type(self.optimizer), self.hyperparameters.names)
         mode.belongs_to(self)

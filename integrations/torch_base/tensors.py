@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,12 +26,14 @@ CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or 
 class TorchLayout(Layout):
     """The flat view over parameters (name → tensor), in the mapping's order.
 
+    Those that were `compared` before, in a set, are not in the digest: rounding may have parted them since.
     Raises PluginError for parameters on several devices.
     """
 
-    def __init__(self, named: dict[str, torch.Tensor]) -> None:
+    def __init__(self, named: dict[str, torch.Tensor], compared: Collection[torch.Tensor] = ()) -> None:
         super().__init__((name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named.items())
         self.parameters = list(named.values())
+        self._new = [p for p in self.parameters if p not in compared]
         self.torch_dtype: torch.dtype = getattr(torch, self.dtype.name)
         self._kinds = [_kind(p) for p in self.parameters]
         devices = {str(p.device) for p in self.parameters}
@@ -55,10 +58,12 @@ class TorchLayout(Layout):
                 for line, p in zip(self.describe(), self.parameters, strict=True)]
 
     def digest(self) -> str:
+        if os.environ.get("HOROVOD_ELASTIC") == "1":  # whose states send them when a rank joins
+            return ""
         found = hashlib.blake2b(digest_size=8)
-        for p in self.parameters:
-            found.update(p.detach().reshape(-1).cpu().view(torch.uint8).numpy().data)
-        return found.hexdigest() if self.parameters else ""
+        for p in self._new:
+            found.update(p.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     def flat_memory(self) -> list[Any]:
         """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).

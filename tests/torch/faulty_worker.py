@@ -15,6 +15,7 @@ from tests.say import say
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     model = torch.nn.Linear(30, 30)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
                                          compression=OkTopk(density=0.1), named_parameters=model.named_parameters())

@@ -124,3 +124,15 @@ def test_an_expanded_gradient_gets_zeros_in_memory_of_its_own() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert p.grad.tolist() == [0, 0, 5, 0, 0, 0]
+
+
+def test_a_digest_tells_one_bit_of_any_parameter_apart_but_for_those_compared_before():
+    parts = {"strided": torch.zeros(3, 2)[:, 0], "empty": torch.zeros(0), "number": torch.tensor(1.0),
+             "16 bits": torch.ones(2, 3, dtype=torch.bfloat16).t(), "image": torch.zeros(2, 3, 4, 4).to(
+                 memory_format=torch.channels_last)}
+    found = {TorchLayout(parts).digest()}
+    for name in parts.keys() - {"empty"}:
+        changed = {**parts, name: torch.nextafter(parts[name], torch.full_like(parts[name], 2))}
+        found.add(TorchLayout(changed).digest())
+        assert TorchLayout(changed, {changed[name]}).digest() == TorchLayout(parts, {parts[name]}).digest()
+    assert len(found) == len(parts)
