@@ -23,6 +23,7 @@ from tests.say import say
 
 def main() -> None:
     hvd.init()
+    torch.manual_seed(0)
     torch.set_num_threads(1)
     how, rank, is_last = sys.argv[1], hvd.rank(), hvd.rank() == hvd.size() - 1
     model = torch.nn.Linear(30, 30)
