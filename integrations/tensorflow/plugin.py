@@ -42,8 +42,7 @@ def install() -> None:
         return
     check_horovod(horovod.__version__, {})
     hvd.DistributedOptimizer = _wrap_factory(hvd.DistributedOptimizer, DistributedOptimizer)
-    hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, DistributedGradientTape,
-                                                takes_dense=True)
+    hvd.DistributedGradientTape = _wrap_tapes(hvd.DistributedGradientTape)
     stock_keras.create_distributed_optimizer = _wrap_factory(stock_keras.create_distributed_optimizer,
                                                              DistributedOptimizer, takes_dense=True)
     stock_keras.load_model = _wrap_load(stock_keras.load_model)
@@ -114,19 +113,6 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None,  # noqa: ARG00
     distribute(own, options, dense, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients,
                process_set, scale_local_gradients)
     return optimizer
-
-
-def DistributedGradientTape(gradtape: Any, device_dense: str, device_sparse: str, compression: Any,  # noqa: N802
-                            sparse_as_dense: bool, op: Any, gradient_predivide_factor: float, num_groups: int,
-                            groups: Any, process_set: Any, scale_local_gradients: bool) -> tf.GradientTape:
-    """Make a tape reduce gradients over the ranks, and return it. The arguments are Horovod's."""
-    options = as_options(compression)
-    if isinstance(groups, list):
-        groups = [list(map(tensor_of, group)) for group in groups]
-    dense = None if options is not None else dense_allreduce(
-        device_dense, device_sparse, hvd.Compression.none, sparse_as_dense, op, gradient_predivide_factor,
-        groups or num_groups or None, process_set)  # of which Horovod keeps one for each compression
-    return tape.distribute(gradtape, options, dense, op, process_set, sparse_as_dense, scale_local_gradients)
 
 
 def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None,
@@ -215,7 +201,7 @@ def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any], takes_dens
     """Wrap a factory of Horovod: `ours` gets its arguments by name, if the compression is ours.
 
     Those that `ours` does not take are of no effect on it. `Dense` is Horovod's, unless `ours` takes it, too: what
-    Horovod makes of an optimizer of Keras 3 reduces nothing, and its tape fails for variables of Keras 3.
+    Horovod makes of an optimizer of Keras 3 reduces nothing.
     """
     signature, taken = inspect.signature(make), inspect.signature(ours).parameters
 
@@ -229,5 +215,25 @@ def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any], takes_dens
         elif not (takes_dense and means_dense(asked["compression"])):
             return make(*args, **kwargs)
         return ours(**{name: value for name, value in asked.items() if name in taken})
+
+    return wrapped
+
+
+def _wrap_tapes(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Horovod's factory of tapes. `Dense` has its function in a tape of ours, as its own fails under Keras 3."""
+    signature, distributed = inspect.signature(make), _wrap_factory(make, tape.distribute)
+
+    @functools.wraps(make)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        asked = call.arguments
+        if not means_dense(asked.get("compression")):
+            return distributed(*args, **kwargs)
+        asked["compression"] = hvd.Compression.none  # Horovod keeps a function for each, and each Dense() is another
+        if isinstance(asked.get("groups"), list):
+            asked["groups"] = [list(map(tensor_of, group)) for group in asked["groups"]]
+        stock = make(*call.args, **call.kwargs)
+        return tape.distribute_densely(asked["gradtape"], stock._allreduce_grads,
+                                       stock.process_set if stock.scale_local_gradients else None)
 
     return wrapped

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.registry import runs_of_tapes
@@ -33,7 +34,7 @@ class DistributedTape:
 
     _reduced: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     _local_sources: set[Any]
-    _is_dense: bool
+    _trains_densely: bool
 
     def register_local_source(self, source: Any) -> None:
         """Leave the gradient of this variable unreduced; but divide it by P, if scale_local_gradients."""
@@ -53,7 +54,7 @@ class DistributedTape:
 
     def _reduced_scaled(self, gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
         """Return the reduced gradients of a loss, which may hold a scale."""
-        if self._is_dense:  # as Horovod's tape does: the scale stays, and an optimizer reduces once more
+        if self._trains_densely:  # as Horovod's tape does: the scale stays, and an optimizer reduces once more
             return self._reduced(gradients, variables)
         scale = amp.scale_of_loss(loss)
         reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
@@ -70,24 +71,32 @@ class DistributedTape:
         return found[True], found[False]
 
 
-def distribute(gradtape: tf.GradientTape, options: Any, dense: Any, op: Any, process_set: Any, sparse_as_dense: bool,
+def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
                scale_local_gradients: bool) -> tf.GradientTape:
     """Give a tape a class of its own, which reduces the gradients, and return it.
 
-    Tapes share their runs, and each has a density of its own. `dense` reduces if there are no options.
+    The arguments are those of hvd.DistributedGradientTape. Tapes share their runs, and each has a density of its own.
     """
-    reduce = dense
-    if options is not None:
-        refuse_replicas()
-        if not hasattr(options, "density"):
-            raise PluginError(NO_TAPE.format(name=type(options).__name__))
-        runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
-        reduce = partial(_without_derivative, partial(runs.reduce_before_step, density=options.present_density))
+    refuse_replicas()
+    options = as_options(compression)
+    if not hasattr(options, "density"):
+        raise PluginError(NO_TAPE.format(name=type(options).__name__))
+    runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
+    reduce = partial(_without_derivative, partial(runs.reduce_before_step, density=options.present_density))
+    return _with_class(gradtape, reduce, process_set if scale_local_gradients else None)
+
+
+def distribute_densely(gradtape: tf.GradientTape, reduce: Any, divide_by: Any) -> tf.GradientTape:
+    """Give a tape a class of its own, whose gradients Horovod's function reduces, and return it."""
+    return _with_class(gradtape, reduce, divide_by, trains_densely=True)
+
+
+def _with_class(gradtape: tf.GradientTape, reduce: Any, divide_by: Any,
+                trains_densely: bool = False) -> tf.GradientTape:
     plain = next(cls for cls in type(gradtape).__mro__ if not issubclass(cls, DistributedTape))
     gradtape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
-    gradtape._local_sources, gradtape._is_dense = set(), options is None
-    gradtape._reduced = partial(reduced_but_local, reduce, local=gradtape._local_sources,
-                                divide_by=process_set if scale_local_gradients else None)
+    gradtape._trains_densely, gradtape._local_sources = trains_densely, set()
+    gradtape._reduced = partial(reduced_but_local, reduce, local=gradtape._local_sources, divide_by=divide_by)
     return gradtape
 
 

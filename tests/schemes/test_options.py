@@ -9,8 +9,7 @@ from horovod_oktopk import OkTopk, StepAhead, warmup_density
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
 
 BAD = [
-    *[("density", value, "(0, 1]")
-      for value in (0, -1, 1.5, float("nan"), np.float32("inf"), 10**400, "a", True, [0.1])],
+    *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), 10**400, "a", True, [0.1])],
     *[("global_density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), "a", True, [0.1])],
     *[(name, value, "an integer of at least 1") for name in ("threshold_interval", "region_interval")
       for value in (0, -3, 1.5, True, "8", float("nan"), None)],

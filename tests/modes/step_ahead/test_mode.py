@@ -106,7 +106,8 @@ def test_thousands_of_steps_of_very_different_magnitude_do_not_drift(size, globa
     ({"ahead": 0}, r"ahead must be in \(0, 1\]"), ({"ahead": 1.5}, r"ahead must be in \(0, 1\]"),
     ({"local_steps": 0}, "local_steps must be an integer of at least 1"), ({"overlap": 1}, "True or False"),
     ({"inner": "solo"}, "StepAhead takes Dense"),
-    *(({"gain": gain}, 'gain must be .*above 0, None or "auto"') for gain in (0, -1.0, "yes", True, float("nan")))])
+    *(({"gain": gain}, 'gain must be .*above 0, None or "auto"')
+      for gain in (0, -1.0, "yes", True, float("nan"), np.float32("inf")))])
 def test_options_that_are_not_allowed_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
         StepAhead(**options)

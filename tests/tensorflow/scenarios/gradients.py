@@ -10,6 +10,7 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from horovod_oktopk.tensorflow import Dense, OkTopk, set_density, step_report
@@ -79,6 +80,20 @@ def check_dense_tapes_reduce_the_variables_of_keras() -> None:
         np.testing.assert_allclose(tf.convert_to_tensor(sparse), np.stack([rows, rows], 1), rtol=1e-6)
         assert np.ravel(kernel).tolist() == [1.0, 1.0]
         assert float(bias[0]) == 1.0
+
+
+def check_dense_tapes_keep_horovods_checks_and_groups() -> None:
+    layer = tf.keras.layers.Dense(2, kernel_initializer="ones")
+    layer.build((None, 3))
+    kernel, bias = layer.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.ones((1, 3)))) * (hvd.rank() + 1.0)
+    for wrong in ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, {"groups": -1}):
+        with pytest.raises(ValueError, match="gradient_predivide_factor|groups should be"):
+            hvd.DistributedGradientTape(tape, compression=Dense(), **wrong)
+    tape = hvd.DistributedGradientTape(tape, compression=Dense(), op=hvd.Sum, groups=[[kernel, bias]])
+    for gradient in tape.gradient(loss, [kernel, bias]):
+        assert {*np.ravel(gradient).tolist()} == {sum(range(1, hvd.size() + 1))}
 
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
-from tests.scenarios.common import Skipped
+from tests.scenarios.common import needs
 from tests.torch.library import hvd, synchronize_replicas
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, everywhere, raised_everywhere
 
@@ -114,8 +114,7 @@ def check_synchronizing_without_partial_does_nothing() -> None:
 
 def check_a_late_rank_applies_the_latest_update() -> None:
     """Also if an empty round follows it, which a rank begins that synchronizes."""
-    if hvd.size() != 2:
-        raise Skipped("needs two ranks")
+    needs(hvd.size() == 2, "2 ranks, and no more")
     for in_order in (True, False):
         p = torch.nn.Parameter(torch.zeros(4))
         optimizer = distribute({"p": p}, Partial(Dense(), policy="solo", in_order=in_order), lr=1.0)
