@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from ..phases.link import Link
 from ..phases.regions import Regions, count_by_region
 from ..phases.split import split_and_reduce
 from ..selection.selection import Selection
-from ..transport.base import Bytes, Counts
-from ..vectors.sparse import Indices, SparseVector, concatenate
+from ..transport.base import Counts
+from ..vectors.sparse import Indices, RunVector, SparseVector, concatenate
 from .algorithm import Algorithm, Call, Memory, Result
 from .options import Scheme
 
@@ -71,11 +70,6 @@ def allgather_smaller(reduced: SparseVector, sizes_by_region: Counts, regions: R
     else:
         message = codec.encode(reduced, start, stop)
     messages = link.transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
-    return concatenate([_from_dense(message, codec.dtype, extent.start) if dense else codec.decode(message, *extent)
+    return concatenate([RunVector.between(extent.start, message.copy().view(codec.dtype)) if dense
+                        else codec.decode(message, *extent)
                         for message, extent, dense in zip(messages, extents, is_dense, strict=True)], codec.dtype)
-
-
-def _from_dense(message: Bytes, dtype: Any, start: int) -> SparseVector:
-    values = message.copy().view(dtype)
-    indices = np.flatnonzero(values)
-    return SparseVector(indices + start, values[indices])

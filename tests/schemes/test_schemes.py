@@ -98,6 +98,18 @@ def test_nothing_is_lost_nothing_counts_twice_and_replicas_agree(name, case):
             assert (np.abs(update - cleared) <= tolerance).all()
 
 
+@by_name
+@pytest.mark.parametrize("k", [40, 390])
+def test_what_a_rank_contributed_is_in_the_update_though_the_sum_is_zero(name, k):
+    """StepAhead takes it back there from the rank's own parameters."""
+    gradient = np.random.default_rng(0).permutation(np.arange(1, 401, dtype=np.float32))
+    others = np.where(gradient % 10, -gradient, gradient)
+    for ranks in run(name, np.array([[gradient, others]]), k):
+        for record in ranks:
+            assert len(record.contributed)
+            assert np.isin(record.contributed, record.update.indices).all()
+
+
 @pytest.mark.parametrize("case", each_adversarial())
 def test_naive_gtopk_contributes_only_what_is_in_the_sum(case):
     for ranks in run("naive GTopk", case.gradients(), case.k):
