@@ -78,6 +78,7 @@ def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(
     assert [worker["size"] for worker in everyone] == [3, 3, 3], "nobody took the killed worker's place"
     assert {worker["step"] for worker in everyone} == {12}, "the newcomer did not take the counter of rank 0"
     assert all(worker["weight"] == everyone[0]["weight"] for worker in everyone), "the replicas differ"
+    assert "different learning rates" not in job.output, "all have the same"
     if mode == "gradients":  # integers: exact
         lost = json.loads((folder / "killed").read_text())
         held = np.sum([lost, *(worker["residual"] for worker in everyone)], 0)

@@ -80,7 +80,7 @@ class Reduction:
     def reset_if_membership_changed(self) -> None:
         """Forget all that depends on the ranks, if elastic training has changed them; before a step."""
         if self._transport is not None and not self.is_current:
-            self._transport = None
+            self._transport, self._has_warned = None, False
             self._forget()
             self.memory = self.memory.forgotten()
             self.measure_from(0)

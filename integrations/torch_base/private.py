@@ -5,6 +5,7 @@ SEEN has the versions in which they were seen, NAMES what a test looks for when 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ SEEN = {"torch": "2.13"}
 NAMES = (
     "torch:Tensor._indices",
     "torch:Tensor._values",
+    "torch:Tensor._version",
     "torch.autograd.profiler:_is_profiler_enabled",
 )
 """Modules and what is in them. Of objects: `_optimizer_step_post_hooks`."""
@@ -32,6 +34,11 @@ def rows_of(gradient: torch.Tensor) -> torch.Tensor:
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """Return the values of a sparse gradient, by its rows; all of a dense one."""
     return gradient._values() if gradient.is_sparse else gradient
+
+
+def versions_of(parameters: Iterable[torch.Tensor]) -> list[int]:
+    """Return how often the program has written over each of them, but for writes to `p.data`."""
+    return [p._version for p in parameters]
 
 
 def come_first(optimizer: torch.optim.Optimizer, hook: Any) -> None:

@@ -240,6 +240,7 @@ class Run:
         mode = make_torch_mode(with_scheme(self._options, self.scheme), self.average, layout, self.ranks,
                                type(self.optimizer), self.hyperparameters.names)
         mode.belongs_to(self)
+        mode.reduction.tell_rates(rates_of(self.optimizer))
         self.layout = layout
         return mode
 

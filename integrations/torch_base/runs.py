@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +19,11 @@ from horovod_oktopk.modes.partial.mode import PartialMode
 from horovod_oktopk.modes.step_ahead.messages import INSIDE
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.torch_base.hyperparameters import rates_of
+from horovod_oktopk.torch_base.private import versions_of
 from horovod_oktopk.torch_base.run import Run
 from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows
+
+logger = logging.getLogger("horovod_oktopk")
 
 NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
                "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
@@ -30,6 +35,9 @@ DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense
 JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
           "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
           "all parameters that are trained")
+OVERWRITTEN = ("all parameters were written over between the optimizer's last step and shared_parameters: rank %d's own "
+               "are changed by that, and those that all ranks share, which the model holds now, are not. If a checkpoint "
+               "or a best model was loaded there, it is gone: load it inside `with shared_parameters(optimizer):`")
 
 
 class GradientRun(Run):
@@ -66,6 +74,8 @@ class StepAheadRun(Run):
 
     strides_matter = True
     _is_open = False  # inside shared_parameters, which was entered before the first step
+    _versions: Sequence[int] = ()  # of the parameters, after the last step or block
+    _has_told = False
 
     def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return all: a step moves dense parameters, whatever their gradients are like."""
@@ -75,10 +85,30 @@ class StepAheadRun(Run):
         """Take the optimizer's step; see Run. Inside `shared_parameters` none is taken that moves anything."""
         if self._is_open and any(rates_of(self.optimizer)):
             raise PluginError(INSIDE)
-        return super().step()
+        result = super().step()
+        self._note_versions()
+        return result
+
+    def _note_versions(self) -> None:
+        self._versions = [] if self.mode is None else versions_of(self.layout.parameters)
+
+    @property
+    def _is_overwritten(self) -> bool:
+        """True if the program has written over all parameters since the last step or block, to load them, say."""
+        return self.mode is not None and self.mode.holds_own and len(self._versions) > 0 and all(
+            map(operator.ne, self._versions, versions_of(self.layout.parameters)))
+
+    def suspend(self, for_another: bool = False) -> None:
+        if for_another and self._is_overwritten and self.mode is not None:
+            self.mode.load([])  # the other optimizer begins with what was loaded
+        else:
+            super().suspend(for_another)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
+        if self._is_overwritten and not self._has_told:
+            self._has_told = True
+            logger.warning(OVERWRITTEN, self.ranks.membership().rank)
         outer, self._is_open = self._is_open, self._is_open or self.mode is None
         try:
             with super().shared():
@@ -89,6 +119,7 @@ class StepAheadRun(Run):
             self.mode.load([])  # torch.distributed.checkpoint takes a step, to have a state: what is loaded then is w
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()
+        self._note_versions()
 
 
 class PartialRun(Run):

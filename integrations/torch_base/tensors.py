@@ -68,13 +68,13 @@ class TorchLayout(Layout):
     def flat_memory(self) -> list[Any]:
         """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).
 
-        It may be written over, so autocast forgets its casts of parameters.
+        It may be written over, so autocast forgets its casts of parameters; that does not count as a version.
         Raise PluginError if a parameter has changed, or if its elements do not fill one stretch of memory.
         """
         message = self.changed()
         if message is not None:
             raise PluginError(message)
-        in_order = [p.detach() if p.is_contiguous() else p.detach().permute(memory_order(p)) for p in self.parameters]
+        in_order = [p.data if p.is_contiguous() else p.data.permute(memory_order(p)) for p in self.parameters]
         for (name, *_), p, data in zip(self.entries, self.parameters, in_order, strict=True):
             if not data.is_contiguous():
                 raise PluginError(f"StepAhead needs parameters that fill one stretch of memory; '{name}' of shape "

@@ -90,3 +90,14 @@ def check_ranks_with_different_rates_are_told_once() -> None:
                 pass
         assert [line for line in lines if "different learning rates at step 3" in line] == lines, lines
         assert len(lines) == 1, lines
+
+
+def check_a_rank_that_begins_with_another_rate_is_told_at_once() -> None:
+    """And a worker that joins an elastic job with the others' rate is not."""
+    needs_ranks(hvd)
+    params = parameters()
+    optimizer = distribute(params, OkTopk(density=0.2), lr=0.1 * (1 + hvd.rank()))
+    with logged() as lines:
+        descend(optimizer, loss_with(params, gradients(0)))
+    assert len(lines) == 1, lines
+    assert "different learning rates at step 1" in lines[0]

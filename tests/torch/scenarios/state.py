@@ -161,10 +161,15 @@ def check_what_was_loaded_is_gathered_before_the_first_step() -> None:
 
 
 def check_elastic_state_restores_residual_and_counter() -> None:
+    for optimizer_too in (True, False):
+        assert_restored_by_an_elastic_state(optimizer_too)
+
+
+def assert_restored_by_an_elastic_state(optimizer_too: bool) -> None:
     params = torch.nn.ParameterDict({name.replace(".", "_"): p for name, p in parameters().items()})
     named = {name: params[name.replace(".", "_")] for name in parameters()}
     optimizer = distribute(named, OPTIONS)
-    state = hvd.elastic.TorchState(model=params, optimizer=optimizer, epoch=0)
+    state = hvd.elastic.TorchState(model=params, optimizer=optimizer if optimizer_too else None, epoch=0)
     state.sync()
     take_steps(optimizer, named, *range(3))
     state.save()

@@ -12,9 +12,16 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from horovod_oktopk import OptionError, PluginError
 from tests.scenarios import SETS
-from tests.scenarios.common import is_last, needs_ranks, shared_folder
+from tests.scenarios.common import is_last, logged, needs_ranks, shared_folder
 from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, shared_parameters, step_report
-from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
+from tests.torch.scenarios.common import (
+    assert_equal_everywhere,
+    descend,
+    distribute,
+    flat,
+    raised_everywhere,
+    record_of,
+)
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     assert_shared_is_equal,
@@ -102,6 +109,55 @@ def check_an_elastic_state_saves_and_sends_what_all_ranks_share() -> None:
         assert_equal_everywhere(model.parameters())
         train(model, optimizer, range(4, 8))
         assert_shared_is_equal(model, optimizer)
+
+
+def check_an_elastic_state_of_the_model_alone_restores_what_all_ranks_share() -> None:
+    model, optimizer = made()
+    state = hvd.elastic.TorchState(model=model)
+    train(model, optimizer, range(4))
+    state.save()
+    expected, residual = flat(shared_of(model, optimizer)), record_of(optimizer)["residual"]
+    train(model, optimizer, range(4, 7))
+    state.restore()
+    state.sync()
+    assert np.array_equal(flat(dict(model.named_parameters())), expected)
+    assert torch.equal(record_of(optimizer)["residual"], residual)
+    train(model, optimizer, range(4, 6))
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_a_model_that_is_loaded_outside_of_the_block_is_told() -> None:
+    needs_ranks(hvd)
+    model, optimizer = trained(3)
+    best = copy.deepcopy(shared_of(model, optimizer))
+    with logged() as messages:
+        for step in range(3, 6):
+            train(model, optimizer, range(step, step + 1))
+            with shared_parameters(optimizer):
+                model.load_state_dict(best)
+            with shared_parameters(model):
+                pass
+    assert messages == []
+    train(model, optimizer, range(6, 7))
+    model.load_state_dict(best)
+    with logged() as messages, shared_parameters(optimizer):
+        assert not np.array_equal(flat(dict(model.named_parameters())), flat(best))
+    [message] = messages
+    assert "load it inside" in message
+
+
+def check_another_optimizer_begins_with_the_model_that_was_loaded() -> None:
+    model, optimizer = trained(3, StepAhead(OkTopk(density=0.3)))
+    best = copy.deepcopy(shared_of(model, optimizer))
+    train(model, optimizer, range(3, 8))
+    model.load_state_dict(best)
+    another = distributed(model, StepAhead(OkTopk(density=0.3)))
+    rate, another.param_groups[0]["lr"] = another.param_groups[0]["lr"], 0.0
+    train(model, another, range(1))
+    assert np.array_equal(flat(shared_of(model, another)), flat(best))
+    another.param_groups[0]["lr"] = rate
+    train(model, another, range(1, 4))
+    assert_shared_is_equal(model, another)
 
 
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
