@@ -21,11 +21,9 @@ class Digits(lightning.LightningModule):
         self.layers, self.shared = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)), ExitStack()
 
     def configure_optimizers(self):
+        leave_gradients(self.trainer.model)  # It is in DistributedDataParallel, which is to send no gradients.
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05 * self.trainer.world_size, momentum=0.9)
         return DistributedOptimizer(optimizer, self.named_parameters(), StepAhead(OkTopk(density=0.01)))
-
-    def on_fit_start(self):  # Lightning has wrapped the model in DistributedDataParallel: it is to send no gradients.
-        leave_gradients(self.trainer.model)
 
     def training_step(self, batch):
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
@@ -35,8 +33,8 @@ class Digits(lightning.LightningModule):
         self.log("accuracy", (output.argmax(1) == batch[1]).float().mean())
         self.log("loss", nn.functional.cross_entropy(output, batch[1]))
 
-    # StepAhead: validate and save inside shared_parameters. The ExitStack holds this `with` block open from the
-    # beginning of a validation until the next batch trains, or fit ends.
+    # StepAhead: validate, save and load inside shared_parameters. The ExitStack holds this `with` block open from the
+    # beginning of a validation until the next batch trains, and after fit, when the best model may be loaded.
     def on_validation_start(self):
         self.shared.enter_context(shared_parameters(self))
 
@@ -44,7 +42,7 @@ class Digits(lightning.LightningModule):
         self.shared.close()
 
     def on_fit_end(self):
-        self.shared.close()
+        self.shared.enter_context(shared_parameters(self))
 
 
 ranks, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))  # torchrun sets them.

@@ -17,19 +17,29 @@ from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 
 class HorovodTrainer(Trainer):
     def create_optimizer(self, *args):
-        optimizer = super().create_optimizer(*args)
-        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        self.optimizer = self.horovod = hvd.DistributedOptimizer(
-            optimizer, self.model.named_parameters(), compression=StepAhead(OkTopk(density=0.01)))
+        if self.optimizer is None:  # Else train() was called before.
+            optimizer = super().create_optimizer(*args)
+            hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+            self.optimizer = hvd.DistributedOptimizer(
+                optimizer, self.model.named_parameters(), compression=StepAhead(OkTopk(density=0.01)))
         return self.optimizer
 
-    def evaluate(self, *args, **kwargs):  # StepAhead: evaluate and save what all ranks share.
-        with shared_parameters(self.horovod):
+    # StepAhead: evaluate, save and load what all ranks share.
+    def evaluate(self, *args, **kwargs):
+        with shared_parameters(self.model):
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, *args, **kwargs):
-        with shared_parameters(self.horovod):
+        with shared_parameters(self.model):
             super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, *args, **kwargs):  # The model, and afterwards the optimizer.
+        with shared_parameters(self.model):
+            super()._save_checkpoint(*args, **kwargs)
+
+    def _load_best_model(self):  # For load_best_model_at_end=True.
+        with shared_parameters(self.model):
+            super()._load_best_model()
 
 
 hvd.init()

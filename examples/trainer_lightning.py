@@ -36,19 +36,19 @@ class Digits(lightning.LightningModule):
         self.log("accuracy", (output.argmax(1) == batch[1]).float().mean())
         self.log("loss", nn.functional.cross_entropy(output, batch[1]))
 
-    # StepAhead: validate and save inside shared_parameters. This takes a `with` block that begins in one hook of
-    # Lightning and ends in another one, so an ExitStack holds the block open: enter_context() begins the block, and
-    # close() ends it. The block begins with validation. It stays open while Lightning saves its checkpoint, at the
-    # end of validation or of the epoch. It ends before the next batch trains, or when fit ends. If no block is open,
-    # close() does nothing.
+    # StepAhead: validate, save and load inside shared_parameters. This takes a `with` block that begins in one hook
+    # of Lightning and ends in another one, so an ExitStack holds the block open: enter_context() begins the block,
+    # and close() ends it. The block begins with validation. It stays open while Lightning saves its checkpoint, at
+    # the end of validation or of the epoch. It ends before the next batch trains. After fit it is open again, as the
+    # best model may be loaded then. If no block is open, close() does nothing.
     def on_validation_start(self):
-        self.shared.enter_context(shared_parameters(*self.trainer.optimizers))
+        self.shared.enter_context(shared_parameters(self))
 
     def on_train_batch_start(self, *_):
         self.shared.close()
 
     def on_fit_end(self):
-        self.shared.close()
+        self.shared.enter_context(shared_parameters(self))
 
 
 hvd.init()

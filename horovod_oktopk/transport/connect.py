@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from .base import Counts, Transport
 from .collectives import AloneTransport
 from .counting import CountingTransport, explain_timeline
 from .ending import watchdog
-from .ranks import Hierarchical, NoMPI, Ranks, TransportName
+from .ranks import Hierarchical, NoMPI, Ranks, TransportName, is_elastic
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi.transport import MPITransport
@@ -87,7 +86,7 @@ def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -
     (3, P); and the ranks' numbers, shape (hosts, ranks of a host), or None if each rank is a worker.
     Raise AgreementError if choices differ; PluginError if hosts cannot be workers. All ranks raise the same error.
     """
-    if hierarchical and os.environ.get("HOROVOD_ELASTIC") == "1":  # on all ranks
+    if hierarchical and is_elastic():  # on all ranks
         raise PluginError(NO_ELASTIC)
     mpi_rank = -1 if choice == "horovod" else ranks.mpi_rank()
     mine = [-1 if isinstance(mpi_rank, NoMPI) else mpi_rank, ranks.channel, ranks.yield_cpu, CHOICES.index(choice),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from .base import Counts, Transport
 TransportName = Literal["auto", "mpi", "horovod"]
 Hierarchical = bool | int
 """True if each host is one worker; or the number of consecutive ranks that count as a host."""
+
+
+def is_elastic() -> bool:
+    """Return True in an elastic job, whose states send parameters and residuals themselves."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 class Membership(NamedTuple):

@@ -146,7 +146,7 @@ class StepAheadRun(Run):
         """
         form = form_of(variables, gradients, self.tensors)
         [count] = call(self._begin, [self.told_rate(), all_finite(gradients), *inputs_of(gradients)], [tf.int32],
-                       [()], self._touched, given=(form,))
+                       [()], self._touched, given=(form, checks_overflow))
         if checks_overflow:
             local(list(gradients))
         else:
@@ -172,10 +172,10 @@ class StepAheadRun(Run):
                 other.mode.suspend(for_another=True)
         super().resume()
 
-    def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
+    def _begin(self, form: Form, scaled: bool, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
         self._take_turn()
         self.mode.reduction.tell_rates([float(rate)])
-        count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))
+        count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)), scaled=scaled)
         self.factor.assign(self.mode.coefficient * self.mode.gain)
         self.gain.assign(self.mode.gain)
         return [np.array(count, np.int32)]

@@ -35,9 +35,9 @@ DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense
 JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
           "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
           "all parameters that are trained")
-OVERWRITTEN = ("all parameters were written over between the optimizer's last step and shared_parameters: rank %d's own "
-               "are changed by that, and those that all ranks share, which the model holds now, are not. If a checkpoint "
-               "or a best model was loaded there, it is gone: load it inside `with shared_parameters(optimizer):`")
+OVERWRITTEN = ("all parameters were written over between the optimizer's last step and shared_parameters: that has "
+               "changed rank %d's own, and not those that all ranks share, which the model holds now. A checkpoint "
+               "or a best model that was loaded there is gone: load it inside `with shared_parameters(optimizer):`")
 
 
 class GradientRun(Run):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch_base.peers import Peers
 from horovod_oktopk.torch_base.private import rows_of, values_of
+from horovod_oktopk.transport.ranks import is_elastic
 from horovod_oktopk.vectors.layout import Layout, scatter
 from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
@@ -58,7 +58,7 @@ class TorchLayout(Layout):
                 for line, p in zip(self.describe(), self.parameters, strict=True)]
 
     def digest(self) -> str:
-        if os.environ.get("HOROVOD_ELASTIC") == "1":  # whose states send them when a rank joins
+        if is_elastic():
             return ""
         found = hashlib.blake2b(digest_size=8)
         for p in self._new:

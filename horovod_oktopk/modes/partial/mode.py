@@ -10,7 +10,6 @@ import atexit
 import functools
 import logging
 import math
-import os
 import sys
 import time
 import weakref
@@ -29,7 +28,7 @@ from ...state.records import Record
 from ...transport.connect import barrier
 from ...transport.counting import CountingTransport, Traffic
 from ...transport.ending import leave, unhappy_end
-from ...transport.ranks import Ranks
+from ...transport.ranks import Ranks, is_elastic
 from ...transport.stalls import StallLimits
 from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of
@@ -216,7 +215,7 @@ class PartialMode(Mode[ReducedGradients]):
         if self._allreduce is None:
             transport = self.reduction.connect()
             signals = transport.signals()
-            if signals is None or os.environ.get("HOROVOD_ELASTIC") == "1":
+            if signals is None or is_elastic():
                 raise PluginError(NEEDS_MPI)  # a lone rank would not notice that others join
             options, limits = self.partial, StallLimits.of_horovod()
             transport.reset()

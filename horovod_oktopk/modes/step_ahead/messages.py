@@ -15,11 +15,15 @@ SEVERAL = ("StepAhead needs parameters of one dtype; '{name}' has {dtype}, and '
            "the model, or make two optimizers")
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
+CHANGED = ("the model's weights were changed after training had stopped, as load_weights and "
+           "EarlyStopping(restore_best_weights=True) do, so what this rank had not sent is dropped: to keep that of "
+           "another moment, load the state which was saved with its weights")
 INSIDE = ("a step inside shared_parameters: the model holds what all ranks share there, to be evaluated and saved; "
           "leave it before the next step")
 ADOPTED = "rank %d has taken rank 0's parameters at its first step, in place of a step of its own"
 SKIPPED = ("the gradients of rank %d are not finite, so it takes no step of its own: look at its data if this "
            "happens often")
+SCALED = "the gradients of rank %d are not finite at its loss scale, which goes down: it takes no step of its own"
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")

@@ -135,8 +135,8 @@ class StepAheadMode(Mode[LocalGradients]):
             self.catch_up()
         steps = not has_adopted and gradients.all_finite()
         if not steps:
-            log = logger.info if has_adopted else logger.warning
-            log(messages.ADOPTED if has_adopted else messages.SKIPPED, self._rank)
+            text = messages.ADOPTED if has_adopted else messages.SCALED if scaled else messages.SKIPPED
+            logger.log(logging.WARNING if text is messages.SKIPPED else logging.INFO, text, self._rank)
         n = reduction.layout.n
         is_measured = steps and is_due and n and self._workers > 1
         self._sample = sample(gradients.elements, n, reduction.memory.step, self._normalizes) if is_measured else None
@@ -200,7 +200,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if saved is None:
             return
         if saved["shared"] not in (None, self._model.digest):
-            warnings.warn(messages.OTHER_PARAMETERS, stacklevel=2)
+            warnings.warn(messages.OTHER_PARAMETERS if was_loaded else messages.CHANGED, stacklevel=2)
             return
         self.reduction.memory = Memory.from_record(saved["algorithm"])
         self._steps, self._model.copies = saved["steps"], saved["copies"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -13,7 +14,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.variables import tensor_of
-from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere
+from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, logged
 from tests.tensorflow.scenarios.common import (
     EAGER_AND_GRAPH,
     broadcast,
@@ -215,6 +216,16 @@ def check_fit_with_the_mixed_float16_policy() -> None:
         assert step_report(model).step == 12
         assert isinstance(compression, StepAhead) or len(set(everywhere(hvd, scale_of(model.optimizer)))) == 1
         assert_equal_everywhere(hvd, weights(model))
+
+
+def check_a_loss_scale_that_is_too_high_is_not_taken_for_bad_data() -> None:
+    scaler = Scaler(keras.optimizers.SGD(1e-7), initial_scale=2.0**126)
+    model = compiled(make_model(), distribute(StepAhead(OkTopk(density=0.05)), scaler), loss_weights=[1e6])
+    with logged(logging.INFO) as lines:
+        fit(model, epochs=1)
+    assert scale_of(scaler) < 2.0**126
+    assert any("at its loss scale" in line for line in lines) == (hvd.size() > 1), lines
+    assert not any("look at its data" in line for line in lines), lines
 
 
 def check_variables_of_16_bits_start_alike() -> None:

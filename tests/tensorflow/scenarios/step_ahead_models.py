@@ -21,7 +21,7 @@ from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters,
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.state import resume, suspend
 from horovod_oktopk.tensorflow.variables import tensor_of
-from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, shared_folder
+from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, shared_folder, warned
 from tests.tensorflow.scenarios.common import (
     broadcast,
     compiled,
@@ -68,6 +68,53 @@ class Counting(hvd_keras.callbacks.SharedParameters):
     def on_train_begin(self, logs: Any = None) -> None:
         self.begun += 1
         super().on_train_begin(logs)
+
+
+class Teaching(keras.Model):
+    """A model that is trained, and another that follows it: at every step, or at the end of an epoch."""
+
+    def __init__(self, at_every_step: bool) -> None:
+        super().__init__()
+        self.student, self.teacher, self.at_every_step = make_model(), make_model(), at_every_step
+        self.teacher.trainable = False
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.student(self.norm(x, training=training))
+
+    def follow(self) -> None:
+        for average, value in zip(self.teacher.variables, self.student.variables, strict=True):
+            average.assign(0.5 * average + 0.5 * value)
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        if self.at_every_step:
+            self.follow()
+        return logs
+
+
+def check_averages_of_each_ranks_own_parameters_are_told_after_fit() -> None:
+    inputs = np.random.default_rng(hvd.rank()).standard_normal((32, 20)).astype(np.float32)
+    follow = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: model.follow())
+    for at_every_step in (True, False):
+        model = Teaching(at_every_step)
+        compiled(model, distribute(compression=OPTIONS))
+        with logged() as lines:
+            model.fit(inputs, np.arange(32) % 4, batch_size=8, epochs=2, verbose=0,
+                      callbacks=[hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), follow])
+        told = [line for line in lines if "that are not trained" in line]
+        assert len(told) == (at_every_step and hvd.size() > 1), lines
+        if not at_every_step:
+            assert_equal_everywhere(hvd, weights(model.teacher))
+
+
+def check_weights_that_change_between_two_fits_are_told() -> None:
+    model = compiled(make_model(), distribute(compression=OPTIONS))
+    fit(model)
+    model.set_weights([0.5 * each for each in model.get_weights()])
+    with warned() as messages:
+        fit(model)
+    assert len([each for each in messages if "changed after training had stopped" in each]) == (hvd.size() > 1)
 
 
 def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import zlib
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partialmethod
 from itertools import chain, zip_longest
@@ -28,6 +29,10 @@ Logs = dict[str, Any] | None
 PUT_BACK = ("the ranks have different parameters at the end of fit: a callback has put back what it took while the "
             "model held each rank's own, as EarlyStopping(restore_best_weights=True) does if it comes before "
             "BroadcastGlobalVariablesCallback. Put that one first in the list")
+AVERAGES = ("with StepAhead the ranks have different values of %d variables that are not trained (%s): an average of "
+            "the weights, of a teacher or a target network, is one of each rank's own in a training step. Compute it "
+            "inside shared_parameters(model), in on_epoch_end of a callback after BroadcastGlobalVariablesCallback, "
+            "say; or use OkTopk alone")
 PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
          "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
 
@@ -162,14 +167,28 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._compare()
 
     def _compare(self) -> None:
-        """Raise AgreementError, on all ranks, if a callback has put a rank's own parameters back into the model."""
+        """Raise AgreementError, on all ranks, if a callback has put a rank's own parameters back into the model.
+
+        Warn if other variables, but for statistics of batches, have become each rank's own.
+        """
         meet(self.model, "end fit")
         runs = [run for run in each_run_of(self.model) if run.mode.reads_memory]
         variables = [v for run in runs if _is_of_all_ranks(run) for v in run.tensors]
-        if variables:
-            digest = functools.reduce(lambda crc, v: zlib.crc32(v.numpy().tobytes(), crc), variables, 0)
-            if len(set(hvd.allgather_object(digest, name="horovod_oktopk.end"))) > 1:
-                raise AgreementError(PUT_BACK)
+        if not variables:
+            return
+        known = {v.ref() for run in runs for v in run.tensors} | self._local | {
+            tensor_of(v).ref() for each in all_layers(self.model) for v in each.weights
+            if isinstance(each, tf.keras.layers.BatchNormalization)}
+        others = [v for v in map(tensor_of, variables_in(self.model, "weights"))
+                  if v.ref() not in known and v.dtype.is_floating]
+        digests = hvd.allgather_object([_digest(variables), *(_digest([v]) for v in others)],
+                                       name="horovod_oktopk.end")
+        alike = [len(set(each)) == 1 for each in zip(*digests, strict=False)]
+        if not alike[0]:
+            raise AgreementError(PUT_BACK)
+        differing = [v.name for v, same in zip(others, alike[1:], strict=False) if not same]
+        if differing:
+            logger.warning(AVERAGES, len(differing), ", ".join(differing[:4]))
 
     def _leave(self) -> None:
         self._looking.close()
@@ -209,6 +228,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
             known.update(v.ref() for v in fresh[-1])
         return fresh
+
+
+def _digest(variables: Iterable[Any]) -> int:
+    return functools.reduce(lambda crc, v: zlib.crc32(v.numpy().tobytes(), crc), variables, 0)
 
 
 def _is_of_all_ranks(run: Run) -> bool:

@@ -15,6 +15,7 @@ from horovod_oktopk.tensorflow.keras.callbacks.broadcast import Logs
 from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.state import load_state, meet, read_marks, save_state
 from horovod_oktopk.tensorflow.variables import optimizers_of
+from horovod_oktopk.transport.ranks import is_elastic
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -82,6 +83,8 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         except (OSError, OptionError) as error:
             return f"{self._restore} cannot be read: {error}"
         if saved != self._iterations():
+            if is_elastic():  # its state has put the model back to the last commit, and the residuals with it
+                return ""
             return (f"{self._restore} is of step {saved}, the model of step {self._iterations()}: put "
                     "StateCheckpoint after the callback that loads the model")
         return None
