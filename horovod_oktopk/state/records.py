@@ -130,8 +130,8 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
             raise OptionError(f"the checkpoint's residual is of other parameters ({_length(theirs)} elements; these "
                               f"have {layout.n}): {_difference(theirs, ours)}. Load one of this model")
         warnings.warn("the checkpoint has other names for the parameters, with the same shapes: residuals were "
-                      f"matched by their order. Load another one if that is wrong: {_difference(theirs, ours)}",
-                      stacklevel=2)
+                      "matched by their order, which in PyTorch is the alphabetical one of the names. Load another "
+                      f"one if that is wrong: {_difference(theirs, ours)}", stacklevel=2)
     residual = residual_of(saved, layout.dtype)
     if is_in_order:
         return residual, True

@@ -60,8 +60,8 @@ def learning_rate_of(optimizer: Any) -> Any:
 
 
 def built_with(optimizer: Any) -> list[Any]:
-    """Return the variables that a Keras 3 optimizer was built with."""
-    return list(optimizer._trainable_variables)
+    """Return the variables that a Keras 3 optimizer was built with; none of anything else."""
+    return list(getattr(optimizer, "_trainable_variables", ()))
 
 
 def sums_up_steps(optimizer: Any) -> bool:

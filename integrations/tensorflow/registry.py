@@ -12,12 +12,10 @@ import tensorflow as tf
 
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.tensorflow.run import ALL, Run
-from horovod_oktopk.tensorflow.runs import GradientRuns, Runs, WaitingState
+from horovod_oktopk.tensorflow.runs import STATES, GradientRuns, Runs
 from horovod_oktopk.tensorflow.variables import key_of, optimizers_of, trained_by
 
 OF_TAPES: dict[Any, Runs[Any]] = {}
-STATES: list[WaitingState] = []
-"""States asked for the variables of tapes."""
 
 
 def runs_of_tapes(options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool) -> Runs[Any]:
@@ -53,12 +51,12 @@ def trains_densely(target: Any) -> bool:
 
 
 def runs_by_optimizer(target: Any) -> list[list[Run]]:
-    """Return the runs of an optimizer or a model; or those of tapes over a model's variables, or a list of them."""
+    """Return the runs of an optimizer or a model; or all over the variables of a model without one, or of a list."""
     several = all_runs_of(target)
     if several:
         return [list(each.present().values()) for each in several]
     wanted = set(key_of(trained_by(target)))
-    return [[run for each in OF_TAPES.values() for key, run in each.present().items() if wanted & set(key)]]
+    return [[run for each in list(ALL) for key, run in each.present().items() if wanted & set(key)]]
 
 
 def each_run_of(target: Any) -> list[Run]:

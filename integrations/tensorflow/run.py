@@ -32,8 +32,8 @@ from horovod_oktopk.tensorflow.tensors import (
 from horovod_oktopk.tensorflow.variables import Array, VariableReplica, key_of, name_of, tensor_of
 from horovod_oktopk.vectors.layout import Layout
 
-ALL: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The Runs of all optimizers, and of all tapes."""
+ALL: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+"""The Runs of all optimizers, and of all tapes, in the order in which they were made: the same on all ranks."""
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
@@ -157,7 +157,14 @@ class StepAheadRun(Run):
         """Apply the exchange under way, if there is one."""
         call(self.mode.catch_up, [], touched=self._touched)
 
-    def _others(self) -> list[Run]:
+    def give_way(self) -> None:
+        """Put what all ranks share into the variables, which another optimizer trains now."""
+        call(self._give_way, [], touched=self._touched)
+
+    def _give_way(self) -> None:
+        self.mode.suspend(for_another=True)
+
+    def _others(self) -> list[StepAheadRun]:
         """Return the runs of other optimizers over some of these variables, which take turns with this one."""
         return [each for each in runs_over(self.tensors) if each is not self]
 
@@ -234,7 +241,7 @@ class PartialRun(Run):
         return [np.array(rate), *gradients.written]
 
 
-def runs_over(variables: Sequence[Any]) -> list[Run]:
+def runs_over(variables: Sequence[Any]) -> list[StepAheadRun]:
     """Return the runs that hold parameters, and train one of these variables, whatever optimizer has them."""
     wanted = set(key_of(variables))
     return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()

@@ -54,7 +54,7 @@ class Runs(Generic[One]):
         """By the identities of the variables, with which the runs go."""
         self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
-        ALL.add(self)
+        ALL[self] = None
 
     @property
     def takes_part(self) -> bool:
@@ -151,8 +151,10 @@ class Runs(Generic[One]):
             before.mode.suspend(for_another=True)
         self.by_key[key] = run
         for variable in variables:
+            # Who has w lives as long as the variables, which hold p: longer than the optimizer, maybe.
+            tensor_of(variable)._oktopk_runs = self if self.kind.reads_memory else None
             weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False
-        for state in self.states:
+        for state in dict.fromkeys([*self.states, *STATES]):
             state.hand_to(run, key)
         return run
 
@@ -223,6 +225,10 @@ RUNS: dict[Kind, type[Runs[Any]]] = {
 """By the class of the mode."""
 
 
+STATES: list[WaitingState] = []
+"""States asked for variables of which no optimizer is known: for those of tapes, and of optimizers to come."""
+
+
 def _forget(runs: weakref.ref[Runs[Any]], key: tuple[int, ...]) -> None:
     """Drop a run whose variable is gone. What calls this lives as long as they do, and must hold nothing that may."""
     present = runs()
@@ -240,7 +246,7 @@ def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:
             "in another")
 
 
-@dataclass
+@dataclass(eq=False)
 class WaitingState:
     """A file for the runs of an optimizer, or those of tapes over some variables.
 

@@ -21,9 +21,10 @@ from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
+from horovod_oktopk.tensorflow.private import built_with
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by_optimizer
-from horovod_oktopk.tensorflow.run import Run, runs_over
-from horovod_oktopk.tensorflow.runs import WaitingState
+from horovod_oktopk.tensorflow.run import ALL, Run, runs_over
+from horovod_oktopk.tensorflow.runs import STATES, Runs, WaitingState
 from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
 from horovod_oktopk.transport.elastic import ElasticState
 
@@ -67,12 +68,12 @@ class Target:
         """See Owner. If a state is loaded inside, all ranks take it together in the end."""
         if not tf.executing_eagerly():
             raise PluginError(IN_GRAPH.format(function="shared_parameters"))
-        before = [len(each.states) for each in all_runs_of(self._target)]
+        before = _count_states(self._target)
         with ExitStack() as stack:
             for run in _runs_of(self._target):
                 stack.enter_context(run.mode.shared())
             yield
-            if [len(each.states) for each in all_runs_of(self._target)] != before:
+            if _count_states(self._target) != before:
                 resume(self._target)
 
 
@@ -101,14 +102,25 @@ def resume(target: Any) -> None:
     It is for the time before a step's gradients are computed.
     A run that is still to come takes its state with the first step, unless it is of the target's one optimizer.
     """
-    several = [each for each in all_runs_of(target) if each.kind.reads_memory and each.takes_part]
+    several = [each for each in _owners_of(target) if each.kind.reads_memory and each.takes_part]
     if len(several) == 1 and any(not state.handed for state in several[0].states) and getattr(target, "built", False):
-        variables = getattr(target, "trainable_variables", None)
+        variables = getattr(target, "trainable_variables", None) or built_with(target)
         if variables:
             several[0].run_over(variables)
     for each in several:  # not others that may have had these variables before
         for run in each.present().values():
             run.resume()
+
+
+def _owners_of(target: Any) -> list[Runs[Any]]:
+    """Return the Runs of a target's optimizers; or, if it has none, of all that hold parameters of it."""
+    variables = set(runs_over(variables_in(target)))
+    return all_runs_of(target) or [each for each in list(ALL) if not variables.isdisjoint(each.present().values())]
+
+
+def _count_states(target: Any) -> list[int]:
+    """Return how many states were asked for by now, for each owner of the target and for others."""
+    return [*(len(each.states) for each in _owners_of(target)), len(STATES)]
 
 
 def _runs_of(target: Any) -> list[Run]:
@@ -206,12 +218,12 @@ def load_state(target: Any, path: PathLike) -> None:
     if not several and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
                           "give a model, its optimizer or its variables")
-    for number, owners in enumerate([[each] for each in several] or [list(registry.OF_TAPES.values())]):
+    for number, owners in enumerate([[each] for each in several] or [list(ALL)]):
         state = WaitingState(path, number, None if several else [weakref.ref(v) for v in variables])
         for owner in owners:
             for key, run in owner.present().items():
                 state.hand_to(run, key)
-        (several[number].states if several else registry.STATES).append(state)
+        (several[number].states if several else STATES).append(state)
 
 
 read_marks = gather.read_marks
@@ -281,7 +293,7 @@ class ElasticVariables(ElasticState):
 def _runs(state: Any) -> list[Run]:
     if isinstance(state, TensorFlowState):
         variables = list(state.variables)
-        return [*each_run_of(variables), *runs_over(variables)]
+        return list(dict.fromkeys([*each_run_of(variables), *runs_over(variables)]))
     return each_run_of(state.optimizer) or each_run_of(state.model)
 
 

@@ -1,10 +1,10 @@
-"""A distributed tape: the user's own tf.GradientTape, with a class of its own that reduces gradients."""
+"""A distributed tape: another view of the user's own tf.GradientTape, whose class reduces gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -29,8 +29,15 @@ DIFFERENTIATED = ("what a distributed tape returns cannot be differentiated, as 
                   "the inner gradient from a plain tf.GradientTape, and distribute the outer tape")
 
 
+ROWS = ("a distributed tape takes no jacobian, each row of which would be reduced as the gradient of a step: take it "
+        "from the plain tf.GradientTape, and reduce it by hvd.allreduce")
+
+
 class DistributedTape:
-    """The part that comes before a tape's own class. `distribute` sets what it has."""
+    """The part that comes before a tape's own class. It has all attributes in common with the user's tape.
+
+    `distribute` gives each tape's class what is below.
+    """
 
     _reduced: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     _local_sources: set[Any]
@@ -61,6 +68,12 @@ class DistributedTape:
         mark_reduced(reduced)
         return reduced
 
+    def jacobian(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise PluginError: each row would be reduced as a step's gradient."""
+        raise PluginError(ROWS)
+
+    batch_jacobian = jacobian
+
     def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
                                        use_generic_names: bool = False) -> tuple[list[Any], list[Any]]:
         """Return (variable, gradient) of local variables, and of all others; as Horovod's tape does."""
@@ -73,7 +86,7 @@ class DistributedTape:
 
 def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
                scale_local_gradients: bool) -> tf.GradientTape:
-    """Give a tape a class of its own, which reduces the gradients, and return it.
+    """Return a view of a tape, which reduces the gradients; the tape itself gives this rank's own.
 
     The arguments are those of hvd.DistributedGradientTape. Tapes share their runs, and each has a density of its own.
     """
@@ -83,21 +96,24 @@ def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set
         raise PluginError(NO_TAPE.format(name=type(options).__name__))
     runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
     reduce = partial(_without_derivative, partial(runs.reduce_before_step, density=options.present_density))
-    return _with_class(gradtape, reduce, process_set if scale_local_gradients else None)
+    return _view_of(gradtape, reduce, process_set if scale_local_gradients else None)
 
 
 def distribute_densely(gradtape: tf.GradientTape, reduce: Any, divide_by: Any) -> tf.GradientTape:
-    """Give a tape a class of its own, whose gradients Horovod's function reduces, and return it."""
-    return _with_class(gradtape, reduce, divide_by, trains_densely=True)
+    """Return a view of a tape, whose gradients Horovod's function reduces."""
+    return _view_of(gradtape, reduce, divide_by, trains_densely=True)
 
 
-def _with_class(gradtape: tf.GradientTape, reduce: Any, divide_by: Any,
+def _view_of(gradtape: tf.GradientTape, reduce: Any, divide_by: Any,
                 trains_densely: bool = False) -> tf.GradientTape:
     plain = next(cls for cls in type(gradtape).__mro__ if not issubclass(cls, DistributedTape))
-    gradtape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
-    gradtape._trains_densely, gradtape._local_sources = trains_densely, set()
-    gradtape._reduced = partial(reduced_but_local, reduce, local=gradtape._local_sources, divide_by=divide_by)
-    return gradtape
+    local: set[Any] = set()
+    cls = type(plain.__name__, (DistributedTape, plain), {
+        "__module__": plain.__module__, "_trains_densely": trains_densely, "_local_sources": local,
+        "_reduced": partial(reduced_but_local, reduce, local=local, divide_by=divide_by)})
+    view: tf.GradientTape = object.__new__(cls)
+    view.__dict__ = vars(gradtape)
+    return view
 
 
 def _without_derivative(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

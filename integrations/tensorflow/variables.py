@@ -80,11 +80,14 @@ def refuse_overwritten(variables: Iterable[Any]) -> None:
 
 
 def check_variables(variables: Iterable[Any]) -> None:
-    """Raise PluginError for what is no tf.Variable."""
+    """Raise PluginError for what is no tf.Variable, or one whose shape is not known."""
     for variable in variables:
         if not is_variable(variable):
             raise PluginError("OkTopk reduces gradients of tf.Variables, which last over the steps; got that of "
                               f"{variable!r}: use hvd.allreduce for that")
+        if not tensor_of(variable).shape.is_fully_defined():
+            raise PluginError("OkTopk keeps a residual for each element, so a variable's shape must be known; "
+                              f"'{name_of(variable)}' has {tuple(variable.shape)}: make it without shape=")
 
 
 class VariableReplica(Replica):

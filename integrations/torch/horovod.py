@@ -10,6 +10,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_oktopk.torch_base.peers import Peers
+from horovod_oktopk.transport.base import Counts
 from horovod_oktopk.transport.horovod import HorovodRanks, HorovodTransport
 from horovod_oktopk.transport.ranks import Hierarchical, TransportName
 
@@ -47,6 +48,9 @@ class HorovodPeers(Peers):
     def objects(self, value: Any) -> list[Any]:
         return [hvd.broadcast_object(value, root, "horovod_oktopk.objects", self._set)
                 for root in self._set.ranks or range(hvd.size())]
+
+    def numbers(self, mine: Counts) -> Counts:
+        return self.ranks.transport("numbers").allgather(mine)
 
     def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> HorovodPeers | None:
         found = self.ranks.host_set(choice, hierarchical)

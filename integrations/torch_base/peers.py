@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from horovod_oktopk.transport.base import Counts
 from horovod_oktopk.transport.ranks import Hierarchical, Ranks, TransportName
 
 
@@ -27,6 +30,21 @@ class Peers(ABC):
     @abstractmethod
     def objects(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the ranks' order. Collective."""
+
+    @abstractmethod
+    def numbers(self, mine: Counts) -> Counts:
+        """Return int64 numbers of all ranks, by rank: shape (P, as many). Collective."""
+
+    def together(self, value: Any, alike: Any) -> list[Any] | None:
+        """Return the values of all ranks, by rank; None if they differ in what must be alike. Collective.
+
+        It takes one short message where the values are the same.
+        """
+        mine = np.array([zlib.crc32(repr(each).encode()) for each in (alike, value)], np.int64)
+        first, second = self.numbers(mine).T
+        if (first != first[0]).any():
+            return None
+        return [value] * len(second) if (second == second[0]).all() else self.objects(value)
 
     @abstractmethod
     def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Peers | None:

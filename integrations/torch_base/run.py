@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from operator import is_
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,6 +39,8 @@ UNSCALE_FIRST = ("the gradients were reduced while they held the loss scale, whi
                  "scaler.step(optimizer); or scaler.step(optimizer) alone")
 TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
          "gradients are reduced twice. Write: with optimizer.skip_synchronize(): optimizer.step()")
+OF_HOST = ("gradient of {name}, which the ranks of a host reduce before the step (give all of them the same ones): "
+           "shape {shape}, {kind}")
 JOINING = "go on with other parameters than before: {names}"
 NEVER_STEPPED = ("gradients were cleared %d times, and optimizer.step() was never called: only step() exchanges "
                  "anything, and other methods (first_step and second_step, say) train each rank for itself. Call "
@@ -141,8 +143,16 @@ class Run:
         """Reduce the gradients over this host's ranks if it is one worker of the mode's, before the step."""
         self.reduced = {}
         if self._host_peers is not None:
-            self.parameters.reduce_all(self._host_peers, self.average, self._sparse_as_dense)
+            if not self.parameters.reduce_all(self._host_peers, self.average, self._sparse_as_dense):
+                self._refuse_host()
             self.note_reduced()
+
+    def _refuse_host(self) -> NoReturn:
+        """Raise AgreementError on all ranks: those of this host cannot reduce their gradients together."""
+        mode = self.mode or self.current_mode()
+        mode.refuse_step("\n".join(
+            OF_HOST.format(name=name, shape=tuple(p.shape), kind="none" if p.grad is None else p.grad.layout)
+            for name, p in self.parameters.by_name(self.parameters.all()).items() if p.requires_grad))
 
     def note_reduced(self) -> None:
         """Take note that the gradients at hand are reduced; see `is_reduced`."""

@@ -8,7 +8,7 @@ rank 0's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.state.records import Record, check_records, residual_of
 from horovod_oktopk.torch_base.registry import is_dense, own_run_of, run_of
+from horovod_oktopk.torch_base.tensors import Parameters
 
 KEY = "horovod_oktopk"
 LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
@@ -36,6 +37,8 @@ def loader_of(optimizer: Any, state_dict: Mapping[str, Any]) -> Callable[[], Non
     if run is None or not run.carries_residuals:
         return lambda: None
     records = records_of(state_dict)
+    if run.mode is None:
+        _check_shapes(records, run.parameters)
     part = None if run.mode is None else run.mode.part_of(records)
     is_lost = KEY not in state_dict and part is not None
 
@@ -45,6 +48,18 @@ def loader_of(optimizer: Any, state_dict: Mapping[str, Any]) -> Callable[[], Non
         run.load(records, part)
 
     return load
+
+
+def _check_shapes(records: Sequence[Record], parameters: Parameters) -> None:
+    """Raise OptionError if a record has another shape for a parameter's name; all else the first step checks."""
+    ours = {parameters.name_of(p): p.shape for p in parameters.all()}
+    for theirs in ({name: torch.Size(shape) for name, shape in record["parameters"]} for record in records):
+        other = next((name for name, shape in theirs.items() if ours.get(name, shape) != shape), None)
+        if other is not None:
+            there, here = (sum(shape.numel() for shape in each.values()) for each in (theirs, ours))
+            raise OptionError(f"the checkpoint's residual is of other parameters ({there} elements; these have {here}): "
+                              f"it has '{other}' {tuple(theirs[other])} where this model has {tuple(ours[other])}. "
+                              "Load one of this model")
 
 
 @contextmanager

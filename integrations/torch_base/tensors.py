@@ -237,19 +237,32 @@ class Parameters:
         for p, gradient in zip(parameters, peers.reduce_sparse(gradients, average), strict=True):
             p.grad = gradient
 
-    def reduce_all(self, peers: Peers, average: bool, sparse_as_dense: bool) -> None:
-        """Reduce the gradients of all trained parameters by the library; a missing one is zero. Collective."""
-        trained = [p for p in self.by_name(self.all()).values() if p.requires_grad]
-        for p in trained:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            elif p.grad.is_sparse and sparse_as_dense:
+    def reduce_all(self, peers: Peers, average: bool, sparse_as_dense: bool) -> bool:
+        """Reduce the gradients of all trained parameters by the library; a missing one is zero. Collective.
+
+        Return False, and reduce nothing, if the ranks do not train the same, or one's gradient is sparse and
+        another's dense.
+        """
+        trained = {name: p for name, p in self.by_name(self.all()).items() if p.requires_grad}
+        for p in trained.values():
+            if p.grad is not None and p.grad.is_sparse and sparse_as_dense:
                 p.grad = p.grad.to_dense()
-        sparse = [p for p in trained if p.grad is not None and p.grad.is_sparse]
-        dense = [p.grad for p in trained if p.grad is not None and not p.grad.is_sparse]
+        kinds = {name: None if p.grad is None else p.grad.is_sparse for name, p in trained.items()}
+        everyone = peers.together(kinds, [(name, p.shape, p.dtype) for name, p in trained.items()])
+        if everyone is None:
+            return False
+        for name, p in trained.items():
+            found = {each[name] for each in everyone} - {None}
+            if len(found) > 1:
+                return False
+            if p.grad is None:
+                p.grad = without_rows(p) if True in found else torch.zeros_like(p)
+        sparse = [p for p in trained.values() if p.grad is not None and p.grad.is_sparse]
+        dense = [p.grad for p in trained.values() if p.grad is not None and not p.grad.is_sparse]
         if dense:
             peers.reduce(dense, average)
         self.reduce_sparse(sparse, peers, average)
+        return True
 
 
 @contextmanager

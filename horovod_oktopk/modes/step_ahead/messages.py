@@ -13,8 +13,9 @@ NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. 
           "mixed_float16 or mixed_bfloat16)")
 SEVERAL = ("StepAhead needs parameters of one dtype; '{name}' has {dtype}, and '{first[0]}' has {first[2]}: convert "
            "the model, or make two optimizers")
-OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
-                    "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
+OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, or "
+                    "under names in another order, so what this rank had not sent then is dropped: save and load "
+                    "both inside shared_parameters(optimizer)")
 CHANGED = ("the model's weights were changed after training had stopped, as load_weights and "
            "EarlyStopping(restore_best_weights=True) do, so what this rank had not sent is dropped: to keep that of "
            "another moment, load the state which was saved with its weights")

@@ -250,6 +250,28 @@ def check_a_tensor_is_refused_as_a_source() -> None:
     assert "tf.Variables" in refusal(lambda: reduced([x], lambda: tf.reduce_sum(x * x)))
 
 
+def check_a_variable_of_unknown_shape_is_refused() -> None:
+    x = tf.Variable(tf.ones((2, 3)), shape=tf.TensorShape([None, 3]))
+    assert "shape must be known" in refusal(lambda: reduced([x], lambda: tf.reduce_sum(x * x)))
+
+
+def check_the_users_own_tape_gives_this_ranks_own_gradients() -> None:
+    x = tf.Variable([1.0, 2.0])
+    for compression in (DENSE, Dense()):
+        for tape in (tf.GradientTape(persistent=True), tf.GradientTape()):
+            with tape:
+                loss = (1.0 + hvd.rank()) * tf.reduce_sum(x)
+                of_all = hvd.DistributedGradientTape(tape, compression=compression)
+            if tape._persistent:
+                assert tape.gradient(loss, x).numpy().tolist() == [1.0 + hvd.rank()] * 2
+            mean = (1.0 + hvd.size()) / 2
+            assert of_all.gradient(loss, [x])[0].numpy().tolist() == [mean] * 2
+        with hvd.DistributedGradientTape(tf.GradientTape(), compression=compression) as recording:
+            loss = (1.0 + hvd.rank()) * tf.reduce_sum(x)
+        assert recording.gradient(loss, [x])[0].numpy().tolist() == [mean] * 2
+        assert "takes no jacobian" in refusal(functools.partial(recording.jacobian, loss, x))
+
+
 def check_reduced_gradients_refuse_a_second_derivative() -> None:
     """Without a word it would be None, or be left out of a sum."""
     x = tf.Variable([1.0, 2.0])

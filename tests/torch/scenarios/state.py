@@ -220,6 +220,20 @@ def check_training_goes_on_where_rank_0_cannot_write_a_checkpoint() -> None:
     assert_goes_on_as_if_nothing_had_happened(optimizer, params)
 
 
+def check_a_state_of_another_model_is_refused_before_the_first_step_too() -> None:
+    states = []
+    for size in (9, 8):
+        model = torch.nn.Linear(size, size)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = distribute(model, OPTIONS, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        if states:
+            messages = raised_everywhere(OptionError, partial(optimizer.load_state_dict, *states))
+            assert "Load one of this model" in messages[0]
+            assert not optimizer.state_dict()["state"]
+        descend(optimizer, model(torch.eye(size)).square().sum())
+        states.append(copy.deepcopy(optimizer.state_dict()))
+
+
 def check_a_damaged_record_is_refused_and_nothing_is_taken() -> None:
     params, optimizer = trained(6)
     state = hvd.broadcast_object(through_a_file(gather_state_dict(optimizer)), root_rank=0)

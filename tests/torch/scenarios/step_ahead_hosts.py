@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.torch.scenarios.step_ahead import (
     loss_of,
     made,
     model_of,
+    remembering,
     shared_of,
     train,
     trained,
@@ -120,3 +122,29 @@ def check_hosts_of_one_rank_need_no_process_sets() -> None:
         model, optimizer = trained(3, StepAhead(scheme), groups=2)
         results.append(flat(shared_of(model, optimizer)).tobytes())
     assert len(set(results)) == 1
+
+
+def check_ranks_of_a_host_that_cannot_reduce_together_are_told() -> None:
+    """Before their gradients meet, which would end the process, or hang. Other hosts hear of it one step later."""
+    needs_ranks(hvd)
+    for length in host_sizes(hvd.size()):
+        for before in (0, 2):
+            model, optimizer = trained(before, options(length))
+            if is_last(hvd):
+                optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+            raised_everywhere(AgreementError, partial(train, model, optimizer, range(before, before + 2)))
+
+
+def check_a_sparse_gradient_that_some_ranks_of_a_host_lack() -> None:
+    for length in host_sizes(hvd.size()):
+        for lacking in (0, 2):
+            torch.manual_seed(0)
+            model = remembering(torch.nn.ModuleList([torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 1)]))
+            optimizer = distributed(model, options(length), optimizer=partial(torch.optim.SGD, momentum=0))
+            for step in range(4):
+                optimizer.zero_grad()
+                has_none = is_last(hvd) and step == lacking
+                inputs = torch.ones(1, 4) if has_none else model[0](torch.tensor([hvd.rank(), step]))
+                model[1](inputs).sum().backward()
+                optimizer.step()
+            assert_shared_is_equal(model, optimizer)
