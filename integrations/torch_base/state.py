@@ -57,9 +57,9 @@ def _check_shapes(records: Sequence[Record], parameters: Parameters) -> None:
         other = next((name for name, shape in theirs.items() if ours.get(name, shape) != shape), None)
         if other is not None:
             there, here = (sum(shape.numel() for shape in each.values()) for each in (theirs, ours))
-            raise OptionError(f"the checkpoint's residual is of other parameters ({there} elements; these have {here}): "
-                              f"it has '{other}' {tuple(theirs[other])} where this model has {tuple(ours[other])}. "
-                              "Load one of this model")
+            raise OptionError(f"the checkpoint's residual is of other parameters ({there} elements; these have "
+                              f"{here}): it has '{other}' {tuple(theirs[other])} where this model has "
+                              f"{tuple(ours[other])}. Load one of this model")
 
 
 @contextmanager
