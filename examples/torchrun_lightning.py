@@ -18,7 +18,7 @@ from horovod_oktopk.distributed import DistributedOptimizer, OkTopk, StepAhead, 
 class Digits(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.layers, self.shared = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)), ExitStack()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
     def configure_optimizers(self):
         leave_gradients(self.trainer.model)  # It is in DistributedDataParallel, which is to send no gradients.
@@ -33,16 +33,26 @@ class Digits(lightning.LightningModule):
         self.log("accuracy", (output.argmax(1) == batch[1]).float().mean())
         self.log("loss", nn.functional.cross_entropy(output, batch[1]))
 
-    # StepAhead: validate, save and load inside shared_parameters. The ExitStack holds this `with` block open from the
-    # beginning of a validation until the next batch trains, and after fit, when the best model may be loaded.
-    def on_validation_start(self):
-        self.shared.enter_context(shared_parameters(self))
+
+class SharedParameters(lightning.Callback):
+    """StepAhead: validate, save and load inside shared_parameters.
+
+    This takes a `with` block that begins in one hook of Lightning and ends in another one, so an ExitStack holds the
+    block open: from the beginning of a validation, while Lightning saves its checkpoint, until the next batch trains;
+    and after fit, when the best model may be loaded.
+    """
+
+    def __init__(self):
+        self.block = ExitStack()
+
+    def on_validation_start(self, _, module):
+        self.block.enter_context(shared_parameters(module))
 
     def on_train_batch_start(self, *_):
-        self.shared.close()
+        self.block.close()  # Does nothing if no block is open.
 
-    def on_fit_end(self):
-        self.shared.enter_context(shared_parameters(self))
+    def on_fit_end(self, _, module):
+        self.block.enter_context(shared_parameters(module))
 
 
 ranks, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))  # torchrun sets them.
@@ -51,7 +61,8 @@ images, labels = load_digits(return_X_y=True)
 training, test = random_split(TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels)), [1437, 360])
 # use_distributed_sampler=False: Lightning would have each rank validate with its own part of the test data.
 trainer = lightning.Trainer(max_epochs=10, strategy="ddp", devices=here, num_nodes=ranks // here, logger=False,
-                            use_distributed_sampler=False, enable_progress_bar=False, default_root_dir="runs")
+                            use_distributed_sampler=False, callbacks=[SharedParameters()], enable_progress_bar=False,
+                            default_root_dir="runs")
 loader = DataLoader(training, 32, sampler=DistributedSampler(training, trainer.world_size, trainer.global_rank))
 trainer.fit(Digits(), loader, DataLoader(test, 360))
 accuracy, loss = (trainer.callback_metrics[name].item() for name in ("accuracy", "loss"))

@@ -21,7 +21,6 @@ class Digits(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-        self.shared = ExitStack()
 
     def configure_optimizers(self):
         hvd.broadcast_parameters(self.state_dict(), root_rank=0)
@@ -36,19 +35,26 @@ class Digits(lightning.LightningModule):
         self.log("accuracy", (output.argmax(1) == batch[1]).float().mean())
         self.log("loss", nn.functional.cross_entropy(output, batch[1]))
 
-    # StepAhead: validate, save and load inside shared_parameters. This takes a `with` block that begins in one hook
-    # of Lightning and ends in another one, so an ExitStack holds the block open: enter_context() begins the block,
-    # and close() ends it. The block begins with validation. It stays open while Lightning saves its checkpoint, at
-    # the end of validation or of the epoch. It ends before the next batch trains. After fit it is open again, as the
-    # best model may be loaded then. If no block is open, close() does nothing.
-    def on_validation_start(self):
-        self.shared.enter_context(shared_parameters(self))
+
+class SharedParameters(lightning.Callback):
+    """StepAhead: validate, save and load inside shared_parameters.
+
+    This takes a `with` block that begins in one hook of Lightning and ends in another one, so an ExitStack holds the
+    block open: from the beginning of a validation, while Lightning saves its checkpoint, until the next batch trains;
+    and after fit, when the best model may be loaded.
+    """
+
+    def __init__(self):
+        self.block = ExitStack()
+
+    def on_validation_start(self, _, module):
+        self.block.enter_context(shared_parameters(module))
 
     def on_train_batch_start(self, *_):
-        self.shared.close()
+        self.block.close()  # Does nothing if no block is open.
 
-    def on_fit_end(self):
-        self.shared.enter_context(shared_parameters(self))
+    def on_fit_end(self, _, module):
+        self.block.enter_context(shared_parameters(module))
 
 
 hvd.init()
@@ -58,6 +64,7 @@ images, labels = load_digits(return_X_y=True)
 training, test = random_split(TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels)), [0.8, 0.2])
 loader = DataLoader(training, 32, sampler=DistributedSampler(training, hvd.size(), hvd.rank()))
 trainer = lightning.Trainer(max_epochs=10, devices=devices, plugins=[LightningEnvironment()], logger=False,
-                            enable_progress_bar=False, enable_checkpointing=hvd.rank() == 0, default_root_dir="runs")
+                            callbacks=[SharedParameters()], enable_progress_bar=False,
+                            enable_checkpointing=hvd.rank() == 0, default_root_dir="runs")
 trainer.fit(Digits(), loader, DataLoader(test, 360))
 print(f"rank {hvd.rank()}: { {name: value.item() for name, value in trainer.callback_metrics.items()} }")

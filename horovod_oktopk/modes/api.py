@@ -110,7 +110,8 @@ def catch_up(*targets: Any) -> None:
     For `StepAhead` with overlap, if a step has several backward passes, which add up gradients: call it after one of
     them, such as the first. The passes before it hide the exchange, and those after it compute their gradients where
     the other ranks' moves have arrived. It waits for the exchange if that has not ended, on this rank alone, and
-    calls no collective. Where nothing is under way it does nothing.
+    calls no collective. Where nothing is under way it does nothing. It writes over parameters, so it has no place
+    between a forward pass and its backward pass.
 
     Args:
         *targets: optimizers, models (of all optimizers that train one of their parameters), or lists of these.

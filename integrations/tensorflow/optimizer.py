@@ -17,7 +17,7 @@ from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.operations import when
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
-from horovod_oktopk.tensorflow.run import Local, Run, StepAheadRun, runs_over
+from horovod_oktopk.tensorflow.run import HANDOVER, Local, Run, StepAheadRun
 from horovod_oktopk.tensorflow.runs import RUNS, GradientRuns, Runs, StepAheadRuns
 from horovod_oktopk.tensorflow.state import suspend
 from horovod_oktopk.tensorflow.tape import reduced_but_local
@@ -89,8 +89,7 @@ class Steps:
 
         def act(reduced: Sequence[Any]) -> None:
             if self.runs is None:
-                for run in runs_over(variables):
-                    run.give_way()
+                HANDOVER.take_over(variables)
             if self.runs is None or not self.runs.takes_part:
                 step(list(reduced))
             else:

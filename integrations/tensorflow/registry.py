@@ -43,6 +43,14 @@ def all_runs_of(target: Any) -> list[Runs[Any]]:
     return [found for holder in holders if (found := runs_of(holder)) is not None]
 
 
+def runs_beside(target: Any) -> list[Runs[Any]]:
+    """Return those of the optimizers that train variables, or a model that has no optimizer: the last one of each."""
+    if isinstance(target, tf.keras.Model) and optimizers_of(target):
+        return []
+    owners = (getattr(v, "_oktopk_runs", None) for v in trained_by(target))
+    return list(dict.fromkeys(runs for owner in owners if owner is not None and (runs := owner()) is not None))
+
+
 def trains_densely(target: Any) -> bool:
     """Return True for an optimizer that reduces all elements, and for a model that has one."""
     holders = optimizers_of(target) if isinstance(target, tf.keras.Model) else [target]
@@ -56,7 +64,8 @@ def runs_by_optimizer(target: Any) -> list[list[Run]]:
     if several:
         return [list(each.present().values()) for each in several]
     wanted = set(key_of(trained_by(target)))
-    return [[run for each in list(ALL) for key, run in each.present().items() if wanted & set(key)]]
+    either = [*OF_TAPES.values(), *runs_beside(target)]
+    return [[run for each in either for key, run in each.present().items() if wanted & set(key)]]
 
 
 def each_run_of(target: Any) -> list[Run]:

@@ -32,8 +32,8 @@ from horovod_oktopk.tensorflow.tensors import (
 from horovod_oktopk.tensorflow.variables import Array, VariableReplica, key_of, name_of, tensor_of
 from horovod_oktopk.vectors.layout import Layout
 
-ALL: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-"""The Runs of all optimizers, and of all tapes, in the order in which they were made: the same on all ranks."""
+ALL: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The Runs of all optimizers, and of all tapes; a rank may still have some that another's garbage collector took."""
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
@@ -157,13 +157,6 @@ class StepAheadRun(Run):
         """Apply the exchange under way, if there is one."""
         call(self.mode.catch_up, [], touched=self._touched)
 
-    def give_way(self) -> None:
-        """Put what all ranks share into the variables, which another optimizer trains now."""
-        call(self._give_way, [], touched=self._touched)
-
-    def _give_way(self) -> None:
-        self.mode.suspend(for_another=True)
-
     def _others(self) -> list[StepAheadRun]:
         """Return the runs of other optimizers over some of these variables, which take turns with this one."""
         return [each for each in runs_over(self.tensors) if each is not self]
@@ -243,9 +236,32 @@ class PartialRun(Run):
 
 def runs_over(variables: Sequence[Any]) -> list[StepAheadRun]:
     """Return the runs that hold parameters, and train one of these variables, whatever optimizer has them."""
-    wanted = set(key_of(variables))
+    return runs_over_key(key_of(variables))
+
+
+def runs_over_key(wanted: Sequence[int]) -> list[StepAheadRun]:
+    """Return the same by the variables' identities."""
     return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
-            if not wanted.isdisjoint(key)]
+            if not set(wanted).isdisjoint(key)]
+
+
+class Handover:
+    """Hands variables over from StepAhead to an optimizer that reduces densely; for graphs, which need an object."""
+
+    def take_over(self, variables: Sequence[Any]) -> None:
+        """Have the variables hold what all ranks share, if they are StepAhead's when this step is traced."""
+        if runs_over(variables):
+            tensors = list(map(tensor_of, variables))
+            call(self._take_over, [], touched=tensors, given=(key_of(variables),))
+
+    def _take_over(self, key: tuple[int, ...]) -> None:
+        for run in runs_over_key(key):
+            run.mode.suspend(for_another=True)
+            for tensor in run.tensors:
+                tensor._oktopk_runs = None
+
+
+HANDOVER = Handover()
 
 
 @cache

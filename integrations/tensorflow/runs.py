@@ -54,7 +54,7 @@ class Runs(Generic[One]):
         """By the identities of the variables, with which the runs go."""
         self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
-        ALL[self] = None
+        ALL.add(self)
 
     @property
     def takes_part(self) -> bool:
@@ -151,12 +151,24 @@ class Runs(Generic[One]):
             before.mode.suspend(for_another=True)
         self.by_key[key] = run
         for variable in variables:
-            # Who has w lives as long as the variables, which hold p: longer than the optimizer, maybe.
-            tensor_of(variable)._oktopk_runs = self if self.kind.reads_memory else None
+            self._own(tensor_of(variable))
             weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False
-        for state in dict.fromkeys([*self.states, *STATES]):
+        beside = () if self.are_of_tapes else [each for each in STATES if each.served.isdisjoint(key)]
+        for state in (*self.states, *beside):
             state.hand_to(run, key)
         return run
+
+    @property
+    def are_of_tapes(self) -> bool:
+        return self.states is STATES
+
+    def _own(self, tensor: tf.Variable) -> None:
+        """Note on a variable which optimizer's runs these are.
+
+        Those of StepAhead live as long as it, which holds this rank's own values: longer than the optimizer, maybe.
+        """
+        kept = (lambda: self) if self.kind.reads_memory else weakref.ref(self)
+        tensor._oktopk_runs = None if self.are_of_tapes else kept
 
 
 class GradientRuns(Runs[GradientRun]):
@@ -257,6 +269,8 @@ class WaitingState:
     number: int
     variables: list[weakref.ref[Any]] | None
     handed: int = 0
+    served: set[int] = field(default_factory=set)
+    """Identities of the variables whose runs had it."""
     taken: set[int] = field(default_factory=set)
 
     def hand_to(self, run: Run, key: tuple[int, ...]) -> None:
@@ -264,3 +278,4 @@ class WaitingState:
             run.load_state_now = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
                                      taken=self.taken)
             self.handed += 1
+            self.served.update(key)

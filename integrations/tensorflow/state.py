@@ -22,8 +22,8 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
 from horovod_oktopk.tensorflow.private import built_with
-from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by_optimizer
-from horovod_oktopk.tensorflow.run import ALL, Run, runs_over
+from horovod_oktopk.tensorflow.registry import OF_TAPES, all_runs_of, each_run_of, runs_beside, runs_by_optimizer
+from horovod_oktopk.tensorflow.run import Run, runs_over
 from horovod_oktopk.tensorflow.runs import STATES, Runs, WaitingState
 from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
 from horovod_oktopk.transport.elastic import ElasticState
@@ -113,9 +113,8 @@ def resume(target: Any) -> None:
 
 
 def _owners_of(target: Any) -> list[Runs[Any]]:
-    """Return the Runs of a target's optimizers; or, if it has none, of all that hold parameters of it."""
-    variables = set(runs_over(variables_in(target)))
-    return all_runs_of(target) or [each for each in list(ALL) if not variables.isdisjoint(each.present().values())]
+    """Return the Runs of a target's optimizers; or, if it has none, of those that train its variables."""
+    return all_runs_of(target) or runs_beside(target)
 
 
 def _count_states(target: Any) -> list[int]:
@@ -187,7 +186,7 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     Examples:
         >>> save_state(model, "residuals.npz")
     """
-    owners = all_runs_of(target)
+    owners = _owners_of(target)
     if owners and not any(each.takes_part for each in owners):
         return
     synchronize_replicas(target)
@@ -218,7 +217,7 @@ def load_state(target: Any, path: PathLike) -> None:
     if not several and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
                           "give a model, its optimizer or its variables")
-    for number, owners in enumerate([[each] for each in several] or [list(ALL)]):
+    for number, owners in enumerate([[each] for each in several] or [[*OF_TAPES.values(), *runs_beside(target)]]):
         state = WaitingState(path, number, None if several else [weakref.ref(v) for v in variables])
         for owner in owners:
             for key, run in owner.present().items():

@@ -110,7 +110,7 @@ def _view_of(gradtape: tf.GradientTape, reduce: Any, divide_by: Any,
     local: set[Any] = set()
     cls = type(plain.__name__, (DistributedTape, plain), {
         "__module__": plain.__module__, "_trains_densely": trains_densely, "_local_sources": local,
-        "_reduced": partial(reduced_but_local, reduce, local=local, divide_by=divide_by)})
+        "_reduced": staticmethod(partial(reduced_but_local, reduce, local=local, divide_by=divide_by))})
     view: tf.GradientTape = object.__new__(cls)
     view.__dict__ = vars(gradtape)
     return view

@@ -37,7 +37,7 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def versions_of(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Return how often the program has written over each of them, but for writes to `p.data`."""
+    """Return how often each of them was written over, by steps and the program; but for writes to `p.data`."""
     return [p._version for p in parameters]
 
 

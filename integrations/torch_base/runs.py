@@ -35,9 +35,9 @@ DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense
 JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
           "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
           "all parameters that are trained")
-OVERWRITTEN = ("all parameters were written over between the optimizer's last step and shared_parameters: that has "
-               "changed rank %d's own, and not those that all ranks share, which the model holds now. A checkpoint "
-               "or a best model that was loaded there is gone: load it inside `with shared_parameters(optimizer):`")
+OVERWRITTEN = ("all parameters were written over after the optimizer's last step. That is a move of rank %d's own, "
+               "as clipping weights is, and does not change those that all ranks share, which the model holds now. "
+               "A load, of a best model say, is undone by that: load inside `with shared_parameters(optimizer):`")
 
 
 class GradientRun(Run):
@@ -98,28 +98,30 @@ class StepAheadRun(Run):
         return self.mode is not None and self.mode.holds_own and len(self._versions) > 0 and all(
             map(operator.ne, self._versions, versions_of(self.layout.parameters)))
 
-    def suspend(self, for_another: bool = False) -> None:
-        if for_another and self._is_overwritten and self.mode is not None:
-            self.mode.load([])  # the other optimizer begins with what was loaded
-        else:
-            super().suspend(for_another)
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def _warn_if_overwritten(self) -> None:
         if self._is_overwritten and not self._has_told:
             self._has_told = True
             logger.warning(OVERWRITTEN, self.ranks.membership().rank)
+
+    def suspend(self, for_another: bool = False) -> None:
+        if for_another:
+            self._warn_if_overwritten()
+        super().suspend(for_another)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        self._warn_if_overwritten()
         outer, self._is_open = self._is_open, self._is_open or self.mode is None
         try:
             with super().shared():
                 yield
         finally:
             was_open, self._is_open = self._is_open, outer
+            self._note_versions()
         if was_open and not outer and self.mode is not None and self.mode.is_started:
             self.mode.load([])  # torch.distributed.checkpoint takes a step, to have a state: what is loaded then is w
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()
-        self._note_versions()
 
 
 class PartialRun(Run):

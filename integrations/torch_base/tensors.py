@@ -251,12 +251,12 @@ class Parameters:
         everyone = peers.together(kinds, [(name, p.shape, p.dtype) for name, p in trained.items()])
         if everyone is None:
             return False
+        found = {name: {each[name] for each in everyone} - {None} for name in trained}
+        if any(len(each) > 1 for each in found.values()):
+            return False
         for name, p in trained.items():
-            found = {each[name] for each in everyone} - {None}
-            if len(found) > 1:
-                return False
             if p.grad is None:
-                p.grad = without_rows(p) if True in found else torch.zeros_like(p)
+                p.grad = without_rows(p) if True in found[name] else torch.zeros_like(p)
         sparse = [p for p in trained.values() if p.grad is not None and p.grad.is_sparse]
         dense = [p.grad for p in trained.values() if p.grad is not None and not p.grad.is_sparse]
         if dense:

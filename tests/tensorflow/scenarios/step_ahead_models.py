@@ -21,6 +21,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, Partial, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.private import KERAS_3
+from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.state import resume, suspend
 from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, shared_folder, warned
@@ -241,6 +242,20 @@ def check_a_next_optimizer_begins_with_what_ranks_share_though_the_first_is_gone
         assert_shared_is_equal(model)
 
 
+def check_a_former_optimizer_has_no_say_in_the_next_training() -> None:
+    for dense in (True, False):
+        model = model_with()
+        fit(model, [broadcast()], epochs=1)
+        compiled(model, distribute(Dense()) if dense else keras.optimizers.SGD(0.1))
+        ends: list[bytes] = []
+        with logged() as lines:
+            fit(model, [broadcast(), keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda *_, model=model, ends=ends: ends.append(own(model).tobytes()))], epochs=3)
+        assert len(set(ends)) == 3, "an epoch is undone"
+        assert any("the model's optimizer is not distributed" in line for line in lines) != dense, lines
+        assert each_run_of(model) == []
+
+
 def step_by(optimizer: Any, model: Any, steps: int = 3) -> None:
     """Take steps in a loop of one's own: the model knows nothing of the optimizer."""
     x, y = make_data()
@@ -270,6 +285,10 @@ def check_the_state_of_a_model_that_is_not_compiled() -> None:
             step_by(optimizer, model)
             assert np.array_equal(shared(model), expected)
             assert step_report(model).step == 6
+        another = distribute(compression)  # whose state is not that of the file, which is gone
+        step_by(another, model)
+        shared(model)
+        assert step_report(model).step == step_report(another).step == 3
 
 
 def check_a_port_of_horovods_example_starts_from_the_weights_of_rank_0() -> None:

@@ -146,19 +146,6 @@ def check_a_model_that_is_loaded_outside_of_the_block_is_told() -> None:
     assert "load it inside" in message
 
 
-def check_another_optimizer_begins_with_the_model_that_was_loaded() -> None:
-    model, optimizer = trained(3, StepAhead(OkTopk(density=0.3)))
-    best = copy.deepcopy(shared_of(model, optimizer))
-    train(model, optimizer, range(3, 8))
-    model.load_state_dict(best)
-    another = distributed(model, StepAhead(OkTopk(density=0.3)))
-    rate, another.param_groups[0]["lr"] = another.param_groups[0]["lr"], 0.0
-    train(model, another, range(1))
-    assert np.array_equal(flat(shared_of(model, another)), flat(best))
-    another.param_groups[0]["lr"] = rate
-    train(model, another, range(1, 4))
-    assert_shared_is_equal(model, another)
-
 
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
     torch.manual_seed(0)

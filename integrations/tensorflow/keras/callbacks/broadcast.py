@@ -32,7 +32,7 @@ PUT_BACK = ("the ranks have different parameters at the end of fit: a callback h
 AVERAGES = ("with StepAhead the ranks have different values of %d variables that are not trained (%s): an average of "
             "the weights, of a teacher or a target network, is one of each rank's own in a training step. Compute it "
             "inside shared_parameters(model), in on_epoch_end of a callback after BroadcastGlobalVariablesCallback, "
-            "say; or use OkTopk alone")
+            "say; or use OkTopk alone. Statistics of batches are each rank's own: give them as local_variables")
 PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
          "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
 
