@@ -239,10 +239,11 @@ def runs_over(variables: Sequence[Any]) -> list[StepAheadRun]:
     return runs_over_key(key_of(variables))
 
 
-def runs_over_key(wanted: Sequence[int]) -> list[StepAheadRun]:
+def runs_over_key(identities: Sequence[int]) -> list[StepAheadRun]:
     """Return the same by the variables' identities."""
+    wanted = set(identities)
     return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
-            if not set(wanted).isdisjoint(key)]
+            if not wanted.isdisjoint(key)]
 
 
 class Handover:

@@ -37,9 +37,10 @@ ON_FOUR = (*CALLBACKS, "features.process_set", "features.a_rank_outside", "hosts
            "sparse.gives", "sparse.equals", "partial.nothing", "step_ahead.dense", "step_ahead.the_ranks_of_a_host")
 """Scenarios that depend on the network or the number of ranks; PyTorch and the core have more on these."""
 UNDER_TF_KERAS = ("keras_callbacks.", "keras_edges.", "keras_fit.", "mixed_precision.", "own_optimizers.", "refused.",
-                  "step_ahead_models.", "step_ahead_saving.", "sparse.gives", "sparse.every_", "state.a_resumed",
-                  "state.a_saved_model_resumes", "state.checkpoint_callbacks", "features.", "step_ahead.dense",
-                  "step_ahead.several_", "step_ahead.two_", "partial.nothing", "partial.a_round_has")
+                  "step_ahead_models.", "step_ahead_next.", "step_ahead_saving.", "sparse.gives", "sparse.every_",
+                  "state.a_resumed", "state.a_saved_model_resumes", "state.checkpoint_callbacks", "features.",
+                  "step_ahead.dense", "step_ahead.several_", "step_ahead.two_", "partial.nothing",
+                  "partial.a_round_has")
 """Scenarios that go another way in the other Keras."""
 
 

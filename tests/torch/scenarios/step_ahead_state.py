@@ -146,7 +146,6 @@ def check_a_model_that_is_loaded_outside_of_the_block_is_told() -> None:
     assert "load inside" in message
 
 
-
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
     torch.manual_seed(0)
     return remembering(torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format))

@@ -1,0 +1,100 @@
+"""`compression=StepAhead(...)`: one optimizer follows another, or a model does not know the one that trains it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from horovod_oktopk import Dense, OkTopk, StepAhead
+from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
+from horovod_oktopk.tensorflow.registry import each_run_of
+from tests.scenarios.common import logged, shared_folder
+from tests.tensorflow.scenarios.common import broadcast, compiled, distribute, fit, keras, make_data, make_model
+from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
+
+
+def check_a_new_optimizer_begins_with_what_ranks_share() -> None:
+    model = model_with()
+    take_steps(model, range(3))
+    expected, before = shared(model), model.optimizer  # which is not gone yet
+    compiled(model, distribute(StepAhead(Dense(), ahead=1, overlap=False), keras.optimizers.Adam(0.0)))
+    take_steps(model, range(1))
+    assert np.array_equal(shared(model), expected)
+    assert step_report(before).step == 3
+    other = distribute(OPTIONS)
+    other.build(model.trainable_variables)
+    other.apply_gradients([(tf.ones(v.shape), v) for v in model.trainable_variables])
+    assert_shared_is_equal(model)
+
+
+def check_a_next_optimizer_begins_with_what_ranks_share_though_the_first_is_gone() -> None:
+    for compression, is_gone in itertools.product((OPTIONS, OkTopk(density=0.05), Dense()), (True, False)):
+        model = make_model()
+        optimizer = distribute(OPTIONS, keras.optimizers.SGD(0.1, momentum=0.9))
+        step_by(optimizer, model)
+        expected, kept = shared(model), optimizer
+        if is_gone:
+            del kept
+        optimizer = distribute(compression, keras.optimizers.SGD(0.0))
+        gc.collect()
+        step_by(optimizer, model, steps=1)
+        assert np.array_equal(shared(model), expected)
+        optimizer.learning_rate.assign(0.1)
+        step_by(optimizer, model)
+        assert not np.array_equal(shared(model), expected)
+        assert_shared_is_equal(model)
+
+
+def check_a_former_optimizer_has_no_say_in_the_next_training() -> None:
+    for dense in (True, False):
+        model = model_with()
+        fit(model, [broadcast()], epochs=1)
+        compiled(model, distribute(Dense()) if dense else keras.optimizers.SGD(0.1))
+        ends: list[bytes] = []
+        with logged() as lines:
+            fit(model, [broadcast(), keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda *_, model=model, ends=ends: ends.append(own(model).tobytes()))], epochs=3)
+        assert len(set(ends)) == 3, "an epoch is undone"
+        assert any("the model's optimizer is not distributed" in line for line in lines) != dense, lines
+        assert each_run_of(model) == []
+
+
+def step_by(optimizer: Any, model: Any, steps: int = 3) -> None:
+    """Take steps in a loop of one's own: the model knows nothing of the optimizer."""
+    x, y = make_data()
+    for step in range(steps):
+        with tf.GradientTape() as tape:
+            part = slice(8 * step, 8 * step + 8)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y[part], model(x[part]))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def check_the_state_of_a_model_that_is_not_compiled() -> None:
+    for compression, target in itertools.product((OPTIONS, OkTopk(density=0.05)), ("model", "optimizer")):
+        model, optimizer = make_model(), distribute(compression)
+        step_by(optimizer, model)
+        by_name = {"model": model, "optimizer": optimizer}
+        with shared_folder(hvd) as folder:
+            path = str(Path(folder) / "state.npz")
+            with shared_parameters(model):
+                saved = model.get_weights()
+                save_state(by_name[target], path)
+            step_by(optimizer, model)
+            expected = shared(model)
+            with shared_parameters(model):
+                model.set_weights(saved)
+                load_state(by_name[target], path)
+            step_by(optimizer, model)
+            assert np.array_equal(shared(model), expected)
+            assert step_report(model).step == 6
+        another = distribute(compression)  # whose state is not that of the file, which is gone
+        step_by(another, model)
+        shared(model)
+        assert step_report(model).step == step_report(another).step == 3
