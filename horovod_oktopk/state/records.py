@@ -118,7 +118,7 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
         warnings.warn("the checkpoint has a residual of other parameters than are trained now, as some were frozen "
                       f"or thawed since: {_difference(theirs, ours)}. Those that both have keep theirs; load another "
                       "one if that is wrong", stacklevel=2)
-        return extended(saved, layout)["residual"], False
+        return extended(saved, [name for name, _ in saved["parameters"]], layout)["residual"], False
     place_of = {name: place for place, (name, _) in enumerate(theirs)}
     is_in_order = theirs == ours or len(place_of) < len(theirs) or sorted(theirs) != sorted(ours)
     if not is_in_order:
@@ -147,11 +147,13 @@ def has_more_or_fewer(record: Record, layout: Layout) -> bool:
     return bool(theirs & ours) and (theirs < ours or ours < theirs) and len(names) == len(theirs | ours)
 
 
-def extended(record: Record, layout: Layout) -> Record:
-    """Return a record of other parameters as one of a layout, matched by name; those that it lacks have none."""
-    theirs = record["parameters"]
-    known = {name: part for (name, _), part in
-             zip(theirs, _parts(residual_of(record, layout.dtype), theirs), strict=True)}
+def extended(record: Record, names: Sequence[str | None], layout: Layout) -> Record:
+    """Return a record of other parameters as one of a layout, in which they have these names; None is of one gone.
+
+    What the record lacks has no residual.
+    """
+    parts = _parts(residual_of(record, layout.dtype), record["parameters"])
+    known = dict(zip(names, parts, strict=True))
     residual = [known.get(name, np.zeros(_length([[name, shape]]), layout.dtype))
                 for name, shape in parameters_of(layout)]
     return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: register_comm_hook compares the hook's annotations with classes.
 import gc
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_oktopk.distributed.private import hooks_of, is_flattened
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.torch_base.registry import runs_over
 
 WRAPPED = ("the model is in DistributedDataParallel, which reduces whole gradients itself. Train the plain model: "
            "the optimizer reduces. Or call leave_gradients(model) once, if something else needs the DDP model")
@@ -60,6 +62,8 @@ def leave_gradients(model: torch.nn.Module) -> None:
     for module in wrapped:
         if not _is_quiet(module):
             module.register_comm_hook(id(module), local_gradients_hook)
+        for run in runs_over(module.parameters()):
+            run.warn_if_overwritten()
 
 
 def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:
@@ -83,6 +87,19 @@ def _is_quiet(model: DistributedDataParallel) -> bool:
 
 def models_over(parameters: Iterable[torch.Tensor]) -> list[DistributedDataParallel]:
     """Return the models in DistributedDataParallel, of this process, that have one of these parameters."""
-    wanted = set(parameters)
-    return [each for each in gc.get_objects()
-            if issubclass(type(each), DistributedDataParallel) and any(p in wanted for p in each.parameters())]
+    wanted, made = set(parameters), list(_made)
+    copied = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+    models = made + [each for each in copied if all(each is not other for other in made)]
+    return [each for each in models if any(p in wanted for p in each.parameters())]
+
+
+_made: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+"""Models made since this was imported: the garbage collector does not tell of those that `gc.freeze()` has hidden."""
+
+
+def _note(model: torch.nn.Module, name: str, _: torch.nn.Module | None) -> None:
+    if isinstance(model, DistributedDataParallel) and name == "module":
+        _made.add(model)
+
+
+torch.nn.modules.module.register_module_module_registration_hook(_note)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from horovod_oktopk.distributed.ddp import future_for, models_over
 from horovod_oktopk.distributed.groups import GroupRanks
@@ -23,6 +24,8 @@ GRADIENTS_ALONE = ("a communication hook reduces gradients, and takes a scheme s
                    "For StepAhead call leave_gradients(model), and give the optimizer to DistributedOptimizer")
 SPARSE = ("DistributedDataParallel has a bucket with a sparse gradient, which this hook cannot reduce: make the "
           "embedding's gradients dense (sparse=False), or train the plain model with DistributedOptimizer")
+OTHER_GROUP = ("DistributedDataParallel has the ranks {ddp}, and this OkTopkState {ours}: give it the same group, "
+               "OkTopkState(process_group=...)")
 OTHERS = ("this OkTopkState is the memory of another model, or of one with other trained parameters than now: make "
           "an OkTopkState for each DistributedDataParallel, and give it the old one's residual, if there is one, by "
           "new.load_state_dict(old.state_dict())")
@@ -49,7 +52,7 @@ class OkTopkState:
             raise PluginError(GRADIENTS_ALONE.format(given=compression))
         self._options, self._scaler = options, scaler
         self._names = {p: name for name, p in named_parameters}
-        self._ranks = GroupRanks(process_group)
+        self._group, self._ranks = process_group, GroupRanks(process_group)
         self._mode: Mode[Any] | None = None
         self._layout: TorchLayout
         self._loaded: list[Any] = []  # which waits for the first step
@@ -121,6 +124,7 @@ class OkTopkState:
             named = {self._names.get(p, f"{place:06d}"): p for place, p in enumerate(self._gradients)}
             self._layout = TorchLayout(dict(sorted(named.items())))
             models = models_over(named.values())
+            self._check_group(models)
             self._finds_unused = any(model.find_unused_parameters or model.static_graph for model in models)
             self._shares_buckets = any(model.gradient_as_bucket_view for model in models)
             self._mode = make_torch_mode(self._options, True, self._layout, self._ranks, torch.optim.SGD, ())
@@ -130,6 +134,14 @@ class OkTopkState:
         elif self._gradients.keys() != {*self._layout.parameters}:
             raise PluginError(OTHERS)
         return self._mode
+
+
+    def _check_group(self, models: Iterable[DistributedDataParallel]) -> None:
+        """Raise PluginError if a model that has this state is one of other ranks."""
+        ours = dist.get_process_group_ranks(self._group)
+        for ddp in (dist.get_process_group_ranks(model.process_group) for model in models):
+            if ddp != ours:
+                raise PluginError(OTHER_GROUP.format(ddp=ddp, ours=ours))
 
 
 def oktopk_hook(state: OkTopkState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

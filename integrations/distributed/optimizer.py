@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from horovod_oktopk.distributed.peers import GroupPeers
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.schemes import OkTopk, as_options
+from horovod_oktopk.schemes.options import check_integer
 from horovod_oktopk.torch_base import make
+from horovod_oktopk.torch_base.registry import runs_over
 from horovod_oktopk.torch_base.state import residuals_apart
 
 DENSE = ("DistributedOptimizer takes OkTopk(...) or other options of this package; got {given!r}. For dense "
          "gradients use torch.nn.parallel.DistributedDataParallel")
+ROOT = "root_rank must be less than {size}, the group's number of ranks; got {root_rank}: give a number in the group"
 OP = "op must be dist.ReduceOp.AVG or dist.ReduceOp.SUM; got {op!r}"
 
 
@@ -79,11 +83,16 @@ def broadcast_parameters(model: Any, root_rank: int = 0, process_group: Any = No
         >>> broadcast_parameters(model)
     """
     _check_started()
+    peers = GroupPeers(process_group)
+    _check_root(peers, root_rank)
     if isinstance(model, torch.nn.Module):  # its state_dict may lack buffers
         model = [*model.named_parameters(), *model.named_buffers()]
     pairs: Iterable[Any] = model.items() if isinstance(model, Mapping) else model
     tensors = [tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor)]
-    GroupPeers(process_group).broadcast(tensors, root_rank)
+    with ExitStack() as stack:  # where StepAhead trains them, what a rank has not sent stays
+        for run in runs_over(tensors):
+            stack.enter_context(run.shared())
+        peers.broadcast(tensors, root_rank)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0,
@@ -100,6 +109,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     """
     _check_started()
     peers = GroupPeers(process_group)
+    _check_root(peers, root_rank)
     if not peers.ranks.takes_part:
         return
     is_root, file = peers.ranks.membership().rank == root_rank, io.BytesIO()
@@ -111,6 +121,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             # Rates may be NumPy's, which weights_only refuses; the bytes have just come from a rank of this job.
             optimizer.load_state_dict(
                 torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=False))
+
+
+def _check_root(peers: GroupPeers, root_rank: int) -> None:
+    check_integer("root_rank", root_rank, least=0)
+    if peers.ranks.takes_part and root_rank >= peers.ranks.membership().size:
+        raise OptionError(ROOT.format(size=peers.ranks.membership().size, root_rank=root_rank))
 
 
 def _check_started() -> None:

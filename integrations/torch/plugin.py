@@ -20,7 +20,7 @@ from horovod_oktopk.schemes.dense import means_dense
 from horovod_oktopk.torch.elastic import ElasticTorchState
 from horovod_oktopk.torch.horovod import HorovodPeers
 from horovod_oktopk.torch_base import make
-from horovod_oktopk.torch_base.registry import add_dense, is_in_use, suspend_others
+from horovod_oktopk.torch_base.registry import add_dense, is_in_use, make_way
 from horovod_oktopk.transport.elastic import extend_elastic
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
@@ -55,7 +55,7 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         if options is None:
             make.refuse_ours(optimizer)
             made = factory(*args, **kwargs)
-            suspend_others([p for group in made.param_groups for p in group["params"]])
+            make_way([p for group in made.param_groups for p in group["params"]])
             if means_dense(given["compression"]):
                 add_dense(made)
             return made

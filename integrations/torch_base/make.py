@@ -16,7 +16,7 @@ from horovod_oktopk.modes.step_ahead.pace import averages_duals
 from horovod_oktopk.torch_base.own_class import class_of, plain_class
 from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import SCHEDULED, span
-from horovod_oktopk.torch_base.registry import add, owners_of, run_of, suspend_others
+from horovod_oktopk.torch_base.registry import add, make_way, owners_of, run_of
 from horovod_oktopk.torch_base.run import UNSCALE_FIRST
 from horovod_oktopk.torch_base.runs import RUNS
 from horovod_oktopk.torch_base.state import add_state
@@ -68,7 +68,7 @@ def make(optimizer: torch.optim.Optimizer, options: Any, named_parameters: Any, 
     run = RUNS[kind_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
     vars(optimizer).pop("step", None)
     optimizer.__class__ = class_of(plain, module, hasattr(local, SCHEDULED))
-    suspend_others(run.parameters.all())
+    make_way(run.parameters.all())
     add(optimizer, run)
     optimizer.register_state_dict_post_hook(add_state)
 

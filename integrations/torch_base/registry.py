@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,50 @@ from horovod_oktopk.schemes.report import StepReport
 if TYPE_CHECKING:  # it imports this module
     from horovod_oktopk.torch_base.run import Run
 
+logger = logging.getLogger("horovod_oktopk")
+
+FROZEN = ("'%s' is frozen, and holds this rank's own values, as an optimizer with StepAhead has trained it: what is "
+          "trained on top of it would learn from another one on each rank. Make the new optimizer and train inside "
+          "`with shared_parameters(model):`, or give the new one these parameters too")
 RUN = "_oktopk_run"
+KEEPER = "_oktopk_keeper"
+"""An attribute of a parameter that StepAhead trains; see Keeper."""
 _optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 """In the order in which they were made: the same on all ranks."""
 _dense: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Keeper:
+    """Keeps the optimizer of a parameter that holds this rank's own values, as what ranks share is known there alone.
+
+    So the optimizer lives as long as the parameter, or until another one trains it. A copy of a parameter, or a file,
+    has an empty dictionary in its place, which `torch.load(weights_only=True)` allows.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()
+
+
+def keep(parameters: Iterable[torch.Tensor], optimizer: Any) -> None:
+    """Have these parameters, which hold this rank's own values from now on, keep their optimizer."""
+    keeper = Keeper(optimizer)
+    for p in parameters:
+        setattr(p, KEEPER, keeper)
+
+
+def release(parameters: Iterable[torch.Tensor], optimizer: Any) -> None:
+    """Have these parameters, which hold what all ranks share, keep their optimizer no longer."""
+    for p in parameters:
+        if _keeper_of(p) is optimizer:
+            delattr(p, KEEPER)
+
+
+def _keeper_of(p: torch.Tensor) -> Any:
+    keeper = getattr(p, KEEPER, None)
+    return keeper.optimizer if isinstance(keeper, Keeper) else None
 
 
 def add(optimizer: Any, run: Run) -> None:
@@ -94,8 +136,10 @@ def runs_of(target: Any) -> list[Run]:
 
 
 def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
-    """Return the runs of all optimizers that train one of the parameters."""
-    return [own_run_of(each) for each in _trained_by(_optimizers, parameters)]
+    """Return the runs of all optimizers that train one of the parameters, or have trained it and are to be kept."""
+    parameters = list(parameters)
+    found = {id(each) for each in (*_trained_by(_optimizers, parameters), *map(_keeper_of, parameters))}
+    return [own_run_of(each) for each in list(_optimizers) if id(each) in found]
 
 
 def _trained_by(optimizers: Iterable[Any], parameters: Iterable[torch.Tensor]) -> list[Any]:
@@ -107,11 +151,20 @@ def _trained_by(optimizers: Iterable[Any], parameters: Iterable[torch.Tensor]) -
 def suspend_others(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
     """Suspend the other StepAhead optimizers of these parameters, which hold this rank's own values between steps.
 
-    The parameters are those of `run`, which is left alone, or of an optimizer that is not ours if that is None.
+    The parameters are those of `run`, which is left alone, or of a new optimizer if that is None.
     """
     for other in runs_over(parameters):
         if other is not run:
             other.suspend(for_another=True)
+
+
+def make_way(parameters: Iterable[torch.Tensor]) -> None:
+    """Suspend the optimizers of these parameters, of which a new one is made; warn if it may build on unlike ones."""
+    suspend_others(parameters)
+    for optimizer in list(_optimizers):
+        name = own_run_of(optimizer).frozen_and_own()
+        if name is not None:
+            logger.warning(FROZEN, name)
 
 
 def _is_optimizer(target: Any) -> bool:

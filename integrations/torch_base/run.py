@@ -20,7 +20,12 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch_base.device import make_torch_mode
-from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
+from horovod_oktopk.torch_base.hyperparameters import (
+    Hyperparameters,
+    makes_state_alone,
+    rates_of,
+    scaled_learning_rates,
+)
 from horovod_oktopk.torch_base.peers import MakePeers, Peers
 from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.torch_base.registry import suspend_others
@@ -39,6 +44,9 @@ UNSCALE_FIRST = ("the gradients were reduced while they held the loss scale, whi
                  "scaler.step(optimizer); or scaler.step(optimizer) alone")
 TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
          "gradients are reduced twice. Write: with optimizer.skip_synchronize(): optimizer.step()")
+NARROW = ("the gradient of '{name}' is float16, where small elements vanish as the loss scale is taken out, before "
+          "they are added to what was not sent. Keep float32 parameters, with torch.autocast; or use bfloat16 "
+          "without GradScaler")
 OF_HOST = ("gradient of {name}, which the ranks of a host reduce before the step (give all of them the same ones): "
            "shape {shape}, {kind}")
 JOINING = "go on with other parameters than before: {names}"
@@ -95,7 +103,14 @@ class Run:
                 logger.warning(NEVER_STEPPED, CLEARED)
 
     def step(self) -> Any:
-        """Take the optimizer's steps that follow from this rank's gradients."""
+        """Take the optimizer's steps that follow from this rank's gradients.
+
+        One that is only to make the optimizer's state is a plain step: it exchanges nothing, and moves nothing.
+        """
+        return self.local() if makes_state_alone(self.optimizer) else self.take_step()
+
+    def take_step(self) -> Any:
+        """Take a step of training; see `step`."""
         self._has_stepped = True
         with without_scaler(self.optimizer) as scale:
             if scale is not None:
@@ -104,7 +119,7 @@ class Run:
                 return self.local() if scale is None or gradients_are_finite(self.parameters.all()) else None
             if self.reduces:
                 if self.is_reduced:
-                    warnings.warn(TWICE, stacklevel=3)
+                    warnings.warn(TWICE, stacklevel=4)
                 self.reduce()
             else:
                 self.check_reduced()
@@ -118,7 +133,7 @@ class Run:
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if not mode.is_started:
-            suspend_others(self.parameters.all(), self)
+            self.take_turn()
         gradients, result = self.gradients(), None
         for _ in range(mode.begin(gradients, self.settings(), scaled)):
             with (self.hyperparameters.set_to(mode.prepare(gradients)),
@@ -126,6 +141,10 @@ class Run:
                 result = self.local()
         mode.end()
         return result
+
+    def take_turn(self) -> None:
+        """Suspend the other optimizers of these parameters, as this one's mode starts with the step at hand."""
+        suspend_others(self.parameters.all(), self)
 
     def mode_of_step(self) -> Mode[Any] | None:
         """Return the mode that says how many steps follow; None if the gradients at hand were never reduced."""
@@ -179,10 +198,12 @@ class Run:
             return
         if self.is_reduced:
             raise PluginError(UNSCALE_FIRST)
-        inverse = 1 / float(scale)
-        for p in self.parameters.all():
-            if p.grad is not None:
-                values_of(p.grad).mul_(inverse)
+        inverse, scaled = 1 / float(scale), {p: p.grad for p in self.parameters.all() if p.grad is not None}
+        narrow = next((p for p, gradient in scaled.items() if gradient.dtype is torch.float16), None)
+        if narrow is not None:
+            raise PluginError(NARROW.format(name=self.parameters.name_of(narrow)))
+        for gradient in scaled.values():
+            values_of(gradient).mul_(inverse)
 
     def check_reduced(self) -> None:
         """Warn if a step inside skip_synchronize is to apply gradients that are this rank's own by mistake."""
@@ -210,10 +231,12 @@ class Run:
             if known == set(trained) or not self.joins(mode, names):
                 self._note_present(present, trained)
                 return mode
+        before = self.layout.parameters if mode is not None else []
         self.mode = self._make_mode(trained)
         self._note_present(present, trained)  # not before: a step that fails is to be refused again
         if mode is not None:
-            self.waiting = [extended(each, self.layout) for each in mode.records()]
+            theirs = self.parameters.present_names(before)
+            self.waiting = [extended(each, theirs, self.layout) for each in mode.records()]
         if self.waiting:
             self.mode.load(self.waiting)
             self.waiting = []
@@ -285,6 +308,16 @@ class Run:
     def suspend(self, for_another: bool = False) -> None:
         if self.mode is not None:
             self.mode.suspend(for_another)
+
+    def warn_if_overwritten(self) -> None:
+        """Warn if the program has written over what is this rank's own; with most modes nothing is."""
+
+    def frozen_and_own(self) -> str | None:
+        """Return the name of a parameter that holds this rank's own values, and was frozen; None if there is none."""
+        if self.mode is None or not self.mode.holds_own:
+            return None
+        return next((name for (name, *_), p in zip(self.layout.entries, self.layout.parameters, strict=True)
+                     if not p.requires_grad), None)
 
     def records(self) -> list[Record]:
         """Return this rank's state for a checkpoint; before the first step, a loaded state that waits, or nothing."""

@@ -18,8 +18,8 @@ from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.partial.mode import PartialMode
 from horovod_oktopk.modes.step_ahead.messages import INSIDE
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
-from horovod_oktopk.torch_base.hyperparameters import rates_of
 from horovod_oktopk.torch_base.private import versions_of
+from horovod_oktopk.torch_base.registry import keep, release
 from horovod_oktopk.torch_base.run import Run
 from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows
 
@@ -36,8 +36,9 @@ JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first 
           "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
           "all parameters that are trained")
 OVERWRITTEN = ("all parameters were written over after the optimizer's last step. That is a move of rank %d's own, "
-               "as clipping weights is, and does not change those that all ranks share, which the model holds now. "
-               "A load, of a best model say, is undone by that: load inside `with shared_parameters(optimizer):`")
+               "as clipping weights is, and does not change those that all ranks share. So a load, of a best model "
+               "say, is undone, and a broadcast drops what other ranks have not sent: load, broadcast, or make "
+               "DistributedDataParallel anew inside `with shared_parameters(optimizer):`")
 
 
 class GradientRun(Run):
@@ -62,7 +63,7 @@ class GradientRun(Run):
     def check_reduced(self) -> None:
         has_gradients = any(p.grad is not None for p in self.parameters.all())
         if has_gradients and not self.reduced and self.ranks.membership().size > 1:
-            warnings.warn(UNREDUCED, stacklevel=4)
+            warnings.warn(UNREDUCED, stacklevel=5)
 
     def check_unscaled(self) -> None:
         if not self.reduced and self.ranks.takes_part:
@@ -81,13 +82,19 @@ class StepAheadRun(Run):
         """Return all: a step moves dense parameters, whatever their gradients are like."""
         return parameters
 
-    def step(self) -> Any:
-        """Take the optimizer's step; see Run. Inside `shared_parameters` none is taken that moves anything."""
-        if self._is_open and any(rates_of(self.optimizer)):
+    def take_step(self) -> Any:
+        """Take the optimizer's step; see Run. Inside `shared_parameters` none is taken."""
+        if self._is_open:
             raise PluginError(INSIDE)
-        result = super().step()
+        self.warn_if_overwritten()
+        result = super().take_step()
         self._note_versions()
         return result
+
+    def take_turn(self) -> None:
+        """See Run; the parameters keep this optimizer until another takes its turn."""
+        super().take_turn()
+        keep(self.layout.parameters, self.optimizer)
 
     def _note_versions(self) -> None:
         self._versions = [] if self.mode is None else versions_of(self.layout.parameters)
@@ -98,28 +105,29 @@ class StepAheadRun(Run):
         return self.mode is not None and self.mode.holds_own and len(self._versions) > 0 and all(
             map(operator.ne, self._versions, versions_of(self.layout.parameters)))
 
-    def _warn_if_overwritten(self) -> None:
+    def warn_if_overwritten(self) -> None:
+        """Warn once of a program that has written over all parameters outside of `shared_parameters`."""
         if self._is_overwritten and not self._has_told:
             self._has_told = True
             logger.warning(OVERWRITTEN, self.ranks.membership().rank)
 
     def suspend(self, for_another: bool = False) -> None:
         if for_another:
-            self._warn_if_overwritten()
+            self.warn_if_overwritten()
         super().suspend(for_another)
+        if self.mode is not None:
+            release(self.layout.parameters, self.optimizer)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        self._warn_if_overwritten()
+        self.warn_if_overwritten()
         outer, self._is_open = self._is_open, self._is_open or self.mode is None
         try:
             with super().shared():
                 yield
         finally:
-            was_open, self._is_open = self._is_open, outer
+            self._is_open = outer
             self._note_versions()
-        if was_open and not outer and self.mode is not None and self.mode.is_started:
-            self.mode.load([])  # torch.distributed.checkpoint takes a step, to have a state: what is loaded then is w
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()
 

@@ -87,7 +87,8 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Returns:
         The state, on rank 0 with the residuals of all ranks, for which it needs P · n elements of memory; on the
-        other ranks with their own residual only. With `Dense()` there are none.
+        other ranks with their own residual only, which is all that they return of a ZeroRedundancyOptimizer. With
+        `Dense()` there are none.
 
     Raises:
         PluginError: The optimizer was not made with `compression=OkTopk(...)`.
@@ -102,6 +103,11 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     run = own_run_of(optimizer)
     run.synchronize_replicas()
     everyone = run.gathered("gather the state (gather_state_dict)")
+    consolidate = getattr(optimizer, "consolidate_state_dict", None)  # ZeroRedundancyOptimizer's
+    if consolidate is not None:
+        consolidate(to=0)
+        if run.ranks.membership().rank != 0:
+            return state_of(everyone)
     return {**optimizer.state_dict(), **state_of(everyone)}
 
 

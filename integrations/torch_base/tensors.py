@@ -227,6 +227,11 @@ class Parameters:
     def name_of(self, p: torch.Tensor) -> str:
         return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self.all()) if q is p)}"
 
+    def present_names(self, parameters: Sequence[torch.Tensor]) -> list[str | None]:
+        """Return these parameters' names, which are numbers for late ones; None for those that have gone."""
+        present = set(self.all())
+        return [self.name_of(p) if p in present else None for p in parameters]
+
     def by_name(self, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return some parameters, in the order of their names."""
         return dict(sorted({self.name_of(p): p for p in parameters}.items()))

@@ -36,7 +36,7 @@ NORMALIZERS = frozenset({
     "Lion", "Muon", "Lamb", "LAMB", "AdaBelief", "Adan", "AdEMAMix", "ADOPT", "SOAP", "Sophia", "SophiaG"})
 """Optimizers that divide by the root of a second moment, or take signs; see `is_one_of`."""
 
-DUAL_AVERAGERS = frozenset({"Ftrl", "MADGRAD"})
+DUAL_AVERAGERS = frozenset({"Ftrl", "FTRL", "MADGRAD", "DAdaptSGD", "DAdaptAdaGrad"})
 """Optimizers that set the parameters from sums of all their gradients; see `is_one_of`."""
 
 VERSION = re.compile(r"^(?:Paged|Fused|DeepSpeedCPU)|(?:\d+bit|Fp8)$")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
+from contextlib import nullcontext
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.distributed import DistributedOptimizer, OkTopk, StepAhead, leave_gradients, shared_parameters
+from tests.scenarios.common import logged
 from tests.torch.library import hvd
 from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
 
@@ -46,6 +49,31 @@ def check_a_model_in_ddp_is_refused_at_the_first_step() -> None:
         (message,) = set(raised_everywhere(PluginError, optimizer.step))
         assert "Train the plain model" in message
         assert "leave_gradients" in message
+
+
+def check_a_model_in_ddp_that_the_garbage_collector_does_not_know_is_refused() -> None:
+    model = DistributedDataParallel(model_of())
+    gc.freeze()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                     OPTIONS[0])
+    model(torch.randn(8, 6)).square().mean().backward()
+    assert "Train the plain model" in raised_everywhere(PluginError, optimizer.step)[0]
+
+
+def check_a_model_that_is_put_into_ddp_anew_is_told() -> None:
+    """DDP sends rank 0's values over all ranks', which drops what they have not sent."""
+    plain = model_of()
+    model = DistributedDataParallel(plain)
+    leave_gradients(model)
+    optimizer = DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.1), plain.named_parameters(),
+                                     OPTIONS[1])
+    model(torch.randn(8, 6)).square().mean().backward()
+    optimizer.step()
+    for inside in (True, False):
+        with logged() as messages, shared_parameters(optimizer) if inside else nullcontext():
+            leave_gradients(DistributedDataParallel(plain))
+        assert len(messages) == (not inside), messages
+        assert inside or "make DistributedDataParallel anew inside" in messages[0]
 
 
 def check_a_plain_model_is_told_that_it_is_not_in_ddp() -> None:

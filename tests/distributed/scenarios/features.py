@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -232,3 +234,64 @@ def check_an_optimizer_that_steps_parts_and_sends_them() -> None:
     (message,) = set(raised_everywhere(
         PluginError, lambda: DistributedOptimizer(optimizer, params.items(), StepAhead(OPTIONS))))
     assert "ZeroRedundancyOptimizer cannot be used with StepAhead" in message
+
+
+def model_of(params: dict[str, torch.nn.Parameter]) -> torch.nn.Module:
+    """Return a module that has these parameters, whose names may have no dots there."""
+    return torch.nn.ParameterDict({name.replace(".", "_"): p for name, p in params.items()})
+
+
+def check_a_state_that_torch_makes_by_a_step_exchanges_nothing() -> None:
+    """Check SGD without momentum, which never has a state: torch.distributed.checkpoint takes a step at each save."""
+    for compression in (OPTIONS, StepAhead(OPTIONS)):
+        found = []
+        for saves in (False, True):
+            params = parameters()
+            optimizer = DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(), compression)
+            for step in range(4):
+                take_steps(optimizer, params, step)
+                optimizer.zero_grad()
+                with shared_parameters(optimizer):
+                    optimizer.state_dict()
+                    if saves:
+                        get_optimizer_state_dict(model_of(params), optimizer)
+            with shared_parameters(optimizer):
+                residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
+                found.append((flat(params), residual.numpy()))
+            assert step_report(optimizer).step == 4
+        assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def check_parameters_that_are_broadcast_in_mid_training_leave_what_was_not_sent() -> None:
+    params = parameters()
+    optimizer = DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(), StepAhead(OPTIONS))
+    take_steps(optimizer, params, 0, 1)
+    with shared_parameters(optimizer):
+        before = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
+    broadcast_parameters(model_of(params))
+    with shared_parameters(optimizer):
+        assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], before)
+    take_steps(optimizer, params, 2)
+    with shared_parameters(optimizer):
+        assert_equal_everywhere(params.values())
+
+
+def check_a_root_that_is_no_rank_is_refused() -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params.values(), lr=1.0)
+    for root in (-1, hvd.size(), "x", 1.0):
+        for send, what in ((broadcast_parameters, params), (broadcast_optimizer_state, optimizer)):
+            messages = raised_everywhere(OptionError, partial(send, what, root))
+            assert f"got {root!r}" in messages[0], messages
+
+
+def check_a_sharded_optimizer_is_gathered_on_rank_0() -> None:
+    params = parameters()
+    made = ZeroRedundancyOptimizer([*params.values()], torch.optim.SGD, lr=1.0, momentum=0.5)
+    optimizer = DistributedOptimizer(made, params.items(), OPTIONS)
+    take_steps(optimizer, params, 0, 1)
+    state = gather_state_dict(optimizer)
+    assert len(state["horovod_oktopk"]) == (hvd.size() if hvd.rank() == 0 else 1)
+    assert ("state" in state) == (hvd.rank() == 0)
+    if hvd.rank() == 0:
+        assert len(state["state"]) == len(params)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_oktopk import AgreementError, Partial, PluginError
@@ -177,6 +178,16 @@ def check_a_state_of_other_parameters_is_refused() -> None:
         warnings.simplefilter("ignore")
         anew.load_state_dict(old.state_dict())
         assert_same(train(ours, range(4, 8)), train(plain, range(4, 8)))
+
+
+def check_a_state_of_other_ranks_is_refused() -> None:
+    needs_ranks(hvd)
+    alone = [dist.new_group([rank]) for rank in range(hvd.size())][hvd.rank()]
+    net = torch.nn.Linear(6, 2)
+    model = DistributedDataParallel(net, process_group=alone)
+    model.register_comm_hook(OkTopkState(None, OPTIONS, net.named_parameters()), oktopk_hook)
+    messages = raised_everywhere(PluginError, lambda: model(torch.randn(3, 6)).sum().backward())
+    assert f"has the ranks [{hvd.rank()}]" in messages[hvd.rank()], messages
 
 
 def check_what_a_hook_cannot_do_is_refused() -> None:

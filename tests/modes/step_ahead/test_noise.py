@@ -18,6 +18,7 @@ from horovod_oktopk.modes.step_ahead.pace import (
     BLOCKS,
     SUMS,
     GradientNoise,
+    averages_duals,
     elements_of_rows,
     normalizes,
     sample,
@@ -214,6 +215,12 @@ def test_versions_of_a_known_optimizer_are_known(name: str) -> None:
 @pytest.mark.parametrize("name", ["SGD", "SGD8bit", "MADGRAD", "DAdaptAdam", "AdamantSGD", "SGDWithAdamWarmup"])
 def test_a_name_that_only_looks_alike_is_not_taken(name: str) -> None:
     assert not normalizes(type(name, (), {}))
+
+
+@pytest.mark.parametrize("name", ["Ftrl", "FTRL", "MADGRAD", "DAdaptSGD", "DAdaptAdaGrad"])
+def test_what_sets_parameters_from_sums_is_known(name: str) -> None:
+    assert averages_duals(type("Mine", (type(name, (), {}),), {}))
+    assert not averages_duals(type(f"{name}Like", (), {}))
 
 
 # What is remembered.

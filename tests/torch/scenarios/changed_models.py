@@ -10,7 +10,7 @@ import torch
 from horovod_oktopk import AgreementError, PluginError
 from tests.scenarios.common import is_last, needs_ranks
 from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
-from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
+from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere, record_of
 from tests.torch.scenarios.step_ahead import assert_shared_is_equal, made, shared_of, train, trained
 
 OWN_STEPS = (StepAhead(OkTopk(density=0.1)), StepAhead(OkTopk(density=0.1), overlap=False, local_steps=2))
@@ -94,6 +94,51 @@ def check_a_layer_that_is_exchanged_joins() -> None:
         with shared_parameters(optimizer):
             assert_equal_everywhere(model.parameters())
             assert not torch.equal(model[last].weight, start)
+
+
+def check_a_residual_stays_with_its_parameter() -> None:
+    """Check it though names of late parameters are numbers, which change as parameters come and go."""
+    for compression in (OkTopk(density=0.05), StepAhead(OkTopk(density=0.05, value_dtype=None), ahead=1, gain=None)):
+        body, *heads = (torch.nn.Parameter(torch.zeros(size)) for size in (40, 6, 6, 6, 8))
+        optimizer = distribute({"body": body, "head": heads[0]}, compression)
+        place, held = {head: number for number, head in enumerate(heads)}, dict[torch.Tensor, float]()
+        for present in ([heads[0]], [heads[1]], [heads[2], heads[1]], [heads[3], heads[2]]):
+            with shared_parameters(optimizer):
+                optimizer.param_groups[0]["params"] = [body, *present]
+            body.grad = torch.arange(40.0) * 100 + 1000  # of which alone some are sent
+            held = {head: held.get(head, 0.0) + 1 + place[head] for head in present}
+            for head in present:
+                head.grad = torch.full_like(head, 1.0 + place[head])
+            optimizer.step()
+            with shared_parameters(optimizer):
+                record = record_of(optimizer)
+            parts = torch.split(record["residual"], [shape[0] for _, shape in record["parameters"]])
+            found = sorted((len(part), part[0].item()) for part in parts[1:])
+            assert found == sorted((len(head), held[head]) for head in present), (found, held)
+
+
+def check_a_parameter_that_moves_to_another_optimizer_is_the_one_that_ranks_share() -> None:
+    first, second = (torch.nn.Linear(6, 4) for _ in range(2))
+    model = torch.nn.Sequential(first, second)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    one, other = (distribute(layer, StepAhead(OkTopk(density=0.1)), lr=0.1) for layer in (first, second))
+
+    def step(*optimizers: Any) -> None:
+        torch.manual_seed(hvd.rank())
+        for layer in (first, second):
+            layer.zero_grad()
+            layer(torch.randn(3, 6)).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    for _ in range(4):
+        step(one, other)
+    moved, other.param_groups[0]["params"] = other.param_groups[0]["params"], []
+    one.param_groups[0]["params"] += moved
+    for _ in range(4):
+        step(one)
+    with shared_parameters(model):
+        assert_equal_everywhere(model.parameters())
 
 
 def check_what_thaws_joins_and_what_is_frozen_is_not_counted() -> None:

@@ -108,3 +108,12 @@ def check_orders_that_would_reduce_scales_or_clip_parts_are_refused() -> None:
         assert "scaler.step(optimizer) alone" in message, message
         take_steps(optimizer, params, 0)  # the scaler is forgotten
         assert_equal_everywhere(params.values())
+
+
+def check_float16_gradients_are_not_unscaled() -> None:
+    """They would vanish before they are added to the residual; PyTorch refuses them, too."""
+    params = parameters(torch.float16)
+    optimizer, scaler = distribute(params, OkTopk), scaler_of(2.0)
+    scaler.scale(sum(p.sum() for p in params.values())).backward()
+    message = raised_everywhere(PluginError, lambda: scaler.step(optimizer))[0]
+    assert "Keep float32 parameters" in message, message

@@ -143,7 +143,7 @@ def check_a_model_that_is_loaded_outside_of_the_block_is_told() -> None:
     with logged() as messages, shared_parameters(optimizer):
         assert not np.array_equal(flat(dict(model.named_parameters())), flat(best))
     [message] = messages
-    assert "load inside" in message
+    assert "So a load, of a best model say, is undone" in message
 
 
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import io
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -10,6 +13,8 @@ import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
+from horovod_oktopk.torch_base.registry import runs_over
+from tests.scenarios.common import logged, needs_ranks
 from tests.torch.library import (
     Dense,
     OkTopk,
@@ -123,14 +128,49 @@ def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
 
 
 def check_the_next_optimizer_begins_with_what_all_ranks_share() -> None:
-    for inside in (False, True):
+    """Inside the block, after it, and after the program has dropped the one before."""
+    for when in ("inside", "after", "dropped"):
         for compression in (OPTIONS, OkTopk(density=0.1), hvd.Compression.none):
             model, optimizer = trained(4)
-            with shared_parameters(optimizer) if inside else nullcontext():
-                optimizer = distributed(model, compression)  # the one before is gone
-            assert_equal_everywhere(model.parameters())
+            shared = flat(shared_of(model, optimizer))
+            if when == "dropped":
+                del optimizer
+                gc.collect()
+            with shared_parameters(optimizer) if when == "inside" else nullcontext():
+                optimizer = distributed(model, compression)
+            assert np.array_equal(flat(dict(model.named_parameters())), shared)
             train(model, optimizer, range(4, 8))
             assert_shared_is_equal(model, optimizer)
+
+
+def check_a_model_whose_optimizer_is_dropped_is_shared_copied_and_saved() -> None:
+    model, optimizer = trained(4)
+    shared = flat(shared_of(model, optimizer))
+    del optimizer
+    gc.collect()
+    with shared_parameters(model):
+        assert np.array_equal(flat(dict(model.named_parameters())), shared)
+        file = io.BytesIO()
+        torch.save(dict(model.named_parameters()), file)
+        file.seek(0)
+        loaded = torch.load(file)
+        for copied in (loaded, dict(copy.deepcopy(model).named_parameters())):
+            assert np.array_equal(flat(copied), shared)
+            assert runs_over(copied.values()) == []
+
+
+def check_a_layer_that_is_trained_on_frozen_ones_is_told() -> None:
+    """Check that it is, but inside the block, where the frozen ones hold what all ranks share."""
+    needs_ranks(hvd)
+    gc.collect()
+    model, optimizer = trained(4)
+    model[0].requires_grad_(False)
+    for inside in (True, False):
+        with shared_parameters(model) if inside else nullcontext(), logged() as messages:
+            distributed(torch.nn.Linear(2, 2), OkTopk(density=0.1))
+        assert len(messages) == (not inside), messages
+    assert "'0.bias' is frozen" in messages[0], messages
+    optimizer.zero_grad()
 
 
 def check_two_optimizers_of_the_same_parameters_take_turns() -> None:
