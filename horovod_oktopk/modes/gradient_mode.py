@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -15,6 +16,12 @@ from ..vectors.sparse import Values
 from .gradient_reduction import GradientReduction
 from .gradients import ReducedGradients
 from .mode import Channel, Mode
+
+logger = logging.getLogger("horovod_oktopk")
+
+TOO_LARGE = ("the gradients are finite, and their sum with what was not sent before is too large for their dtype: "
+             "this step is skipped on all ranks, and so are those that follow while it does not fit. Use float32 or "
+             "bfloat16 gradients, or divide the loss")
 
 
 class GradientMode(Mode[ReducedGradients]):
@@ -35,6 +42,7 @@ class GradientMode(Mode[ReducedGradients]):
         reduction = GradientReduction(options, average, layout, make_accumulator, ranks, type(options).__name__,
                                       signature)
         super().__init__(reduction, reduction.residuals)
+        self._has_told = False
 
     def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
         reduction, accumulator = self.reduction, self.reduction.accumulator
@@ -51,6 +59,9 @@ class GradientMode(Mode[ReducedGradients]):
         reduction.note(outcome.report)
         reduction.hear_level(outcome.level)
         update = reduction.committed(outcome, accumulator.commit)
+        if update is None and outcome.result is not None and transport.rank == 0 and not self._has_told:
+            self._has_told = True
+            logger.warning(TOO_LARGE)
         with reduction.writing(outcome.report):
             gradients.write(update, gradients.clearable)
 

@@ -10,6 +10,8 @@ from ..schemes import Around
 from ..schemes.options import check_integer, check_real, is_auto
 from .partial.states import Policy
 
+LONGEST = 1e9
+"""Seconds that a wait may take: about what threads can wait for."""
 NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi), and cannot be used in an elastic job: its rounds run without "
              "the help of ranks that are late, and Horovod's own collectives wait for everyone")
 
@@ -52,7 +54,7 @@ class Partial(Around):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
         check_integer("seed", self.seed, least=0)
         check_integer("max_staleness", self.max_staleness)
-        check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
+        check_real("timeout", self.timeout, "above 0, and at most 1e9", lambda x: 0 < x <= LONGEST)
         if not isinstance(self.in_order, bool):
             raise OptionError(f"in_order must be True or False; got {self.in_order!r}")
         if self.scheme.hierarchical:

@@ -156,6 +156,22 @@ def test_a_step_that_failed_leaves_no_trace(monkeypatch):
     assert on_ranks(2, program) == [(True, True, 4)] * 2
 
 
+def test_sums_that_do_not_fit_their_dtype_are_told_once_and_nothing_is_lost(caplog):
+    """Add sums in float32 that do not fit float16, though each rank's gradient does."""
+    def program(transport):
+        reducer = make(transport, [("a", (N,), "float16")])
+        before = None
+        for _ in range(3):
+            before = reducer.read_residual()
+            assert take_step(reducer, np.full(N, 40_000, np.float16)) is None
+        assert not reducer.report.finite
+        assert np.array_equal(reducer.read_residual(), before)
+        return float(np.abs(take_step(reducer, np.full(N, 1000, np.float16))).max())
+
+    assert on_ranks(2, program) == [2000.0] * 2
+    assert caplog.text.count("too large for their dtype") == 1
+
+
 @pytest.mark.parametrize(("entries", "message"), [
     ([("a", (2,), "int32")], "'a' must be one of"), ([("a", (2, 1 << 31), "float32")], "at most")])
 def test_a_layout_refuses_what_it_cannot_hold(entries, message):
