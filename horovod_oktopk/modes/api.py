@@ -38,7 +38,7 @@ def find_by(find: Callable[[Any], Iterable[Owner] | None], kinds: str) -> None:
     _finders.append((find, kinds))
 
 
-def _owners(function: str, *targets: Any) -> list[Owner]:
+def find_owners(function: str, *targets: Any) -> list[Owner]:
     """Return the owners of the targets, and of those in lists and tuples; each once.
 
     Raise PluginError, which names the function that was called with them, for a target of no known kind.
@@ -47,7 +47,7 @@ def _owners(function: str, *targets: Any) -> list[Owner]:
     for target in targets:
         owners = next((each for find, _ in _finders if (each := find(target)) is not None), None)
         if owners is None and isinstance(target, list | tuple):
-            owners = _owners(function, *target)
+            owners = find_owners(function, *target)
         if owners is None:
             raise PluginError(f"{function} takes {', '.join(kinds for _, kinds in _finders)}, or lists of these; got "
                               f"{type(target).__name__}: write {function}(optimizer), or {function}(model)")
@@ -56,7 +56,7 @@ def _owners(function: str, *targets: Any) -> list[Owner]:
 
 
 def _owners_that_reduce(function: str, target: Any) -> list[Owner]:
-    owners = _owners(function, target)
+    owners = find_owners(function, target)
     if not owners:
         raise PluginError(f"{type(target).__name__} was not made with compression=OkTopk(...): give {function} what "
                           "DistributedOptimizer(..., compression=OkTopk(...)) has returned, or its model")
@@ -127,7 +127,7 @@ def catch_up(*targets: Any) -> None:
         ...     (loss_of(model(part)) / 2).backward()
         >>> optimizer.step()
     """
-    for owner in _owners("catch_up", *targets):
+    for owner in find_owners("catch_up", *targets):
         owner.catch_up()
 
 
@@ -147,7 +147,7 @@ def synchronize_replicas(*targets: Any) -> None:
     Examples:
         >>> synchronize_replicas(optimizer)
     """
-    for owner in _owners("synchronize_replicas", *targets):
+    for owner in find_owners("synchronize_replicas", *targets):
         owner.synchronize_replicas()
 
 
@@ -177,6 +177,6 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
         ...     save(model, optimizer)
     """
     with ExitStack() as stack:
-        for owner in _owners("shared_parameters", *targets):
+        for owner in find_owners("shared_parameters", *targets):
             stack.enter_context(owner.shared())
         yield

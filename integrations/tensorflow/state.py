@@ -17,7 +17,7 @@ import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 from horovod_oktopk.errors import AgreementError, PluginError
-from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
+from horovod_oktopk.modes.api import find_owners, shared_parameters
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
@@ -29,8 +29,9 @@ from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_
 from horovod_oktopk.transport.elastic import ElasticState
 
 PathLike = str | os.PathLike[str]
-NONE_YET = ("no gradient of these variables has been reduced with compression=OkTopk(...) yet: call set_density "
-            "after the first step")
+NONE_YET = ("there is no density to set: no optimizer of these variables was made with compression=OkTopk(...), and no "
+            "tape has reduced their gradients yet. Give model.compile what DistributedOptimizer has returned; with "
+            "tapes, call set_density after the first step")
 IN_GRAPH = ("{function} changes the values of variables when it is called, so it cannot be part of a tf.function: "
             "call it outside of that")
 
@@ -186,10 +187,12 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     Examples:
         >>> save_state(model, "residuals.npz")
     """
+    found, path = find_owners("save_state", target), os.fspath(path)
     owners = _owners_of(target)
     if owners and not any(each.takes_part for each in owners):
         return
-    synchronize_replicas(target)
+    for each in found:
+        each.synchronize_replicas()
     several = runs_by_optimizer(target)
     if not any(several):
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet: "

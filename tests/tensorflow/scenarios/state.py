@@ -14,7 +14,7 @@ import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import AgreementError, OptionError
+from horovod_oktopk import AgreementError, OptionError, PluginError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, load_state, save_state, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
@@ -327,3 +327,9 @@ def check_a_second_phase_of_tapes_goes_on_where_the_file_has_one_alone() -> None
         assert each_run_of([first])[0].mode.report.step == 2
         everywhere(hvd, "done")
 
+
+def check_arguments_that_are_swapped_are_told() -> None:
+    with shared_folder(hvd) as folder:
+        messages = raised_everywhere(hvd, PluginError, lambda: save_state(str(folder / "state"), [tf.Variable(0.0)]))
+        assert messages[0].startswith("save_state takes models"), messages
+        raised_everywhere(hvd, TypeError, lambda: save_state([tf.Variable(0.0)], 5))
