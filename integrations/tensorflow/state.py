@@ -29,9 +29,9 @@ from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_
 from horovod_oktopk.transport.elastic import ElasticState
 
 PathLike = str | os.PathLike[str]
-NONE_YET = ("there is no density to set: no optimizer of these variables was made with compression=OkTopk(...), and no "
-            "tape has reduced their gradients yet. Give model.compile what DistributedOptimizer has returned; with "
-            "tapes, call set_density after the first step")
+NONE_YET = ("there is no density to set: no optimizer of these variables was made with compression=OkTopk(...), and "
+            "no tape has reduced their gradients yet. Give model.compile what DistributedOptimizer has returned; "
+            "with tapes, call set_density after the first step")
 IN_GRAPH = ("{function} changes the values of variables when it is called, so it cannot be part of a tf.function: "
             "call it outside of that")
 
