@@ -2,7 +2,7 @@
 
 even: all ranks take equally many steps. again: these too, and start Horovod anew. frozen at the end: these too, and
 the last rank stands still then. interrupted: Ctrl-C in the job's terminal. open: StepAhead, and the program ends in
-shared_parameters. sets: Partial in process sets of two ranks. Any other rank prints what it was told, and ends well.
+shared_parameters. Any other rank prints what it was told, and ends well.
 """
 
 from __future__ import annotations
@@ -26,20 +26,17 @@ def torch_step(kind: str) -> tuple[Any, Callable[[], None]]:
 
     from horovod_oktopk.torch import OkTopk, Partial, StepAhead, shared_parameters
     torch.optim.SGD([torch.zeros(1)], lr=1)  # what it imports takes long: the ranks are to begin together
-    hvd.init(process_sets="dynamic" if kind == "sets" else None)
-    pairs = [hvd.add_process_set([first, first + 1]) for first in range(0, hvd.size(), 2)] if kind == "sets" else []
-    mine = {"process_set": pairs[hvd.rank() // 2]} if pairs else {}
+    hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Linear(20, 20)
     options = OkTopk(density=0.1, hierarchical=2 if kind == "hosts" else False)
-    wrap = {"step_ahead": StepAhead, "open": StepAhead, "partial": Partial, "sets": Partial}.get(kind)
+    wrap = {"step_ahead": StepAhead, "open": StepAhead, "partial": Partial}.get(kind)
     compression = wrap(options) if wrap else options
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
-                                         named_parameters=model.named_parameters(), **mine)
+                                         named_parameters=model.named_parameters())
     steps = itertools.count(1)
 
     def step() -> None:
-        time.sleep(len(pairs) * hvd.rank() / 20)  # the first of several sets is done long before the others
         optimizer.zero_grad()
         model(torch.ones(4, 20)).sum().backward()
         optimizer.step()

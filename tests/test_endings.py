@@ -45,7 +45,6 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 @pytest.mark.slow
 @pytest.mark.parametrize(("framework", "backend", "how", "size", "variables"), [
     pytest.param("open", "mpi", "even", 2, {}, id="inside shared_parameters"),
-    pytest.param("sets", "mpi", "even", 4, {}, id="process sets that share no rank"),
     pytest.param("torch", "gloo", "again", 2, {}, id="Horovod is started again"),
     pytest.param("torch", "mpi", "stalling", 2, {"STALL": "3", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
                                                  "HOROVOD_STALL_CHECK_DISABLE": "1"}, id="no stall check")])

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_oktopk.distributed.ddp import future_for, models_over
 from horovod_oktopk.distributed.groups import GroupRanks
+from horovod_oktopk.distributed.private import hooks_of
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes import OkTopk, as_options
@@ -139,7 +140,8 @@ class OkTopkState:
     def _check_group(self, models: Iterable[DistributedDataParallel]) -> None:
         """Raise PluginError if a model that has this state is one of other ranks."""
         ours = dist.get_process_group_ranks(self._group)
-        for ddp in (dist.get_process_group_ranks(model.process_group) for model in models):
+        of_this = (each for each in models if any(state is self for _, state in hooks_of(each)))
+        for ddp in (dist.get_process_group_ranks(each.process_group) for each in of_this):
             if ddp != ours:
                 raise PluginError(OTHER_GROUP.format(ddp=ddp, ours=ours))
 

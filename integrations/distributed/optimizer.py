@@ -19,7 +19,7 @@ from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.schemes import OkTopk, as_options
 from horovod_oktopk.schemes.options import check_integer
 from horovod_oktopk.torch_base import make
-from horovod_oktopk.torch_base.registry import runs_over
+from horovod_oktopk.torch_base.registry import holders_of
 from horovod_oktopk.torch_base.state import residuals_apart
 
 DENSE = ("DistributedOptimizer takes OkTopk(...) or other options of this package; got {given!r}. For dense "
@@ -90,7 +90,7 @@ def broadcast_parameters(model: Any, root_rank: int = 0, process_group: Any = No
     pairs: Iterable[Any] = model.items() if isinstance(model, Mapping) else model
     tensors = [tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor)]
     with ExitStack() as stack:  # where StepAhead trains them, what a rank has not sent stays
-        for run in runs_over(tensors):
+        for run in holders_of(tensors):
             stack.enter_context(run.shared())
         peers.broadcast(tensors, root_rank)
 

@@ -16,7 +16,7 @@ import torch
 
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.step_ahead.pace import is_one_of
-from horovod_oktopk.torch_base.private import come_first, values_of
+from horovod_oktopk.torch_base.private import come_first
 
 NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
            "{rate!r}: give StepAhead(..., ahead=1, gain=None)")
@@ -88,18 +88,6 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
     rates = (group.get("lr") for group in optimizer.param_groups)
     return [float(rate) for rate in rates if isinstance(rate, Real)
             or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu")]
-
-
-def makes_state_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if a step is one that torch.distributed.checkpoint takes for the state that it makes.
-
-    All gradients are zeros then, the learning rates are 0, and there is no state, as SGD without momentum never has.
-    """
-    rates = rates_of(optimizer)
-    if not rates or any(rates) or optimizer.state:
-        return False
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    return all(p.grad is not None and not values_of(p.grad).any() for p in trained)
 
 
 def _places(value: Any) -> list[int | None]:

@@ -19,7 +19,7 @@ from horovod_oktopk.torch_base.private import SCHEDULED, span
 from horovod_oktopk.torch_base.registry import add, make_way, owners_of, run_of
 from horovod_oktopk.torch_base.run import UNSCALE_FIRST
 from horovod_oktopk.torch_base.runs import RUNS
-from horovod_oktopk.torch_base.state import add_state
+from horovod_oktopk.torch_base.state import add_state, is_sharded
 from horovod_oktopk.transport.counting import show_phases
 
 TWICE = ("DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: give it "
@@ -86,7 +86,7 @@ def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
         raise PluginError(PREPARED)
     if hasattr(plain, "eval") and hasattr(plain, "train"):
         kind_of(options).check("averaging", name=plain.__name__)
-    if any(each.__name__ == "ZeroRedundancyOptimizer" for each in plain.__mro__):
+    if is_sharded(plain):
         kind_of(options).check("sharded", name=plain.__name__)
     if averages_duals(plain):
         kind_of(options).check("dual", name=plain.__name__)

@@ -5,6 +5,7 @@ SEEN has the versions in which they were seen, NAMES what a test looks for when 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ NAMES = (
     "torch:Tensor._values",
     "torch:Tensor._version",
     "torch.autograd.profiler:_is_profiler_enabled",
+    "torch.distributed.checkpoint.state_dict:_init_optim_state",
 )
 """Modules and what is in them. Of objects: `_optimizer_step_post_hooks`."""
 SUPPORTS_SCALING = "_step_supports_amp_scaling"
@@ -39,6 +41,19 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 def versions_of(parameters: Iterable[torch.Tensor]) -> list[int]:
     """Return how often each of them was written over, by steps and the program; but for writes to `p.data`."""
     return [p._version for p in parameters]
+
+
+def makes_state_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if the step at hand is one that torch.distributed.checkpoint takes for the state that it makes.
+
+    The gradients are zeros then, and the learning rates are 0; but so they may be in a step of training.
+    """
+    if optimizer.state:
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back
+    return frame.f_code.co_name == "_init_optim_state"
 
 
 def come_first(optimizer: torch.optim.Optimizer, hook: Any) -> None:

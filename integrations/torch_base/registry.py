@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -18,11 +17,6 @@ from horovod_oktopk.schemes.report import StepReport
 if TYPE_CHECKING:  # it imports this module
     from horovod_oktopk.torch_base.run import Run
 
-logger = logging.getLogger("horovod_oktopk")
-
-FROZEN = ("'%s' is frozen, and holds this rank's own values, as an optimizer with StepAhead has trained it: what is "
-          "trained on top of it would learn from another one on each rank. Make the new optimizer and train inside "
-          "`with shared_parameters(model):`, or give the new one these parameters too")
 RUN = "_oktopk_run"
 KEEPER = "_oktopk_keeper"
 """An attribute of a parameter that StepAhead trains; see Keeper."""
@@ -142,6 +136,13 @@ def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
     return [own_run_of(each) for each in list(_optimizers) if id(each) in found]
 
 
+def holders_of(tensors: Iterable[torch.Tensor]) -> list[Run]:
+    """Return the runs that hold this rank's own values in the memory of these tensors, which may be detached."""
+    places = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+    runs = (run for run in map(own_run_of, list(_optimizers)) if run.mode is not None and run.mode.holds_own)
+    return [run for run in runs if any(p.data_ptr() in places for p in run.layout.parameters)]
+
+
 def _trained_by(optimizers: Iterable[Any], parameters: Iterable[torch.Tensor]) -> list[Any]:
     wanted = set(parameters)
     return [each for each in list(optimizers)
@@ -161,10 +162,8 @@ def suspend_others(parameters: Iterable[torch.Tensor], run: Run | None = None) -
 def make_way(parameters: Iterable[torch.Tensor]) -> None:
     """Suspend the optimizers of these parameters, of which a new one is made; warn if it may build on unlike ones."""
     suspend_others(parameters)
-    for optimizer in list(_optimizers):
-        name = own_run_of(optimizer).frozen_and_own()
-        if name is not None:
-            logger.warning(FROZEN, name)
+    for run in map(own_run_of, list(_optimizers)):
+        run.warn_if_frozen()
 
 
 def _is_optimizer(target: Any) -> bool:

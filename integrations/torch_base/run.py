@@ -20,15 +20,10 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch_base.device import make_torch_mode
-from horovod_oktopk.torch_base.hyperparameters import (
-    Hyperparameters,
-    makes_state_alone,
-    rates_of,
-    scaled_learning_rates,
-)
+from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
 from horovod_oktopk.torch_base.peers import MakePeers, Peers
-from horovod_oktopk.torch_base.private import values_of
-from horovod_oktopk.torch_base.registry import suspend_others
+from horovod_oktopk.torch_base.private import makes_state_alone, values_of
+from horovod_oktopk.torch_base.registry import release, suspend_others
 from horovod_oktopk.torch_base.tensors import (
     OwnGradients,
     Parameters,
@@ -236,6 +231,7 @@ class Run:
         self._note_present(present, trained)  # not before: a step that fails is to be refused again
         if mode is not None:
             theirs = self.parameters.present_names(before)
+            release([p for p, name in zip(before, theirs, strict=True) if name is None], self.optimizer)
             self.waiting = [extended(each, theirs, self.layout) for each in mode.records()]
         if self.waiting:
             self.mode.load(self.waiting)
@@ -312,12 +308,8 @@ class Run:
     def warn_if_overwritten(self) -> None:
         """Warn if the program has written over what is this rank's own; with most modes nothing is."""
 
-    def frozen_and_own(self) -> str | None:
-        """Return the name of a parameter that holds this rank's own values, and was frozen; None if there is none."""
-        if self.mode is None or not self.mode.holds_own:
-            return None
-        return next((name for (name, *_), p in zip(self.layout.entries, self.layout.parameters, strict=True)
-                     if not p.requires_grad), None)
+    def warn_if_frozen(self) -> None:
+        """Warn if a parameter that holds this rank's own values was frozen; with most modes none does."""
 
     def records(self) -> list[Record]:
         """Return this rank's state for a checkpoint; before the first step, a loaded state that waits, or nothing."""

@@ -40,6 +40,10 @@ OVERWRITTEN = ("all parameters were written over after the optimizer's last step
                "say, is undone, and a broadcast drops what other ranks have not sent: load, broadcast, or make "
                "DistributedDataParallel anew inside `with shared_parameters(optimizer):`")
 
+FROZEN = ("'%s' is frozen, and holds this rank's own values, as an optimizer with StepAhead has trained it: what is "
+          "trained on top of it would learn from another one on each rank. Make the new optimizer and train inside "
+          "`with shared_parameters(model):`, or give the new one these parameters too")
+
 
 class GradientRun(Run):
     """Gradients are reduced, and then the optimizer takes its step."""
@@ -76,7 +80,7 @@ class StepAheadRun(Run):
     strides_matter = True
     _is_open = False  # inside shared_parameters, which was entered before the first step
     _versions: Sequence[int] = ()  # of the parameters, after the last step or block
-    _has_told = False
+    _has_told = _has_told_frozen = False
 
     def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return all: a step moves dense parameters, whatever their gradients are like."""
@@ -111,6 +115,17 @@ class StepAheadRun(Run):
             self._has_told = True
             logger.warning(OVERWRITTEN, self.ranks.membership().rank)
 
+    def warn_if_frozen(self) -> None:
+        """Warn once, as something else may be trained on top of a parameter that was frozen."""
+        if self.mode is None or not self.mode.holds_own or self._has_told_frozen:
+            return
+        frozen = [name for (name, *_), p in zip(self.layout.entries, self.layout.parameters, strict=True)
+                  if not p.requires_grad]
+        if frozen:
+            self._has_told_frozen = True
+            if self.ranks.membership().rank == 0:
+                logger.warning(FROZEN, frozen[0])
+
     def suspend(self, for_another: bool = False) -> None:
         if for_another:
             self.warn_if_overwritten()
@@ -122,6 +137,7 @@ class StepAheadRun(Run):
     def shared(self) -> Iterator[None]:
         self.warn_if_overwritten()
         outer, self._is_open = self._is_open, self._is_open or self.mode is None
+        had_turn = self.mode is not None and self.mode.is_started
         try:
             with super().shared():
                 yield
@@ -130,6 +146,8 @@ class StepAheadRun(Run):
             self._note_versions()
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()
+        if self.mode is not None and self.mode.is_started and not had_turn:  # a state was loaded inside
+            self.take_turn()
 
 
 class PartialRun(Run):

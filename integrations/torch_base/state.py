@@ -103,12 +103,16 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     run = own_run_of(optimizer)
     run.synchronize_replicas()
     everyone = run.gathered("gather the state (gather_state_dict)")
-    consolidate = getattr(optimizer, "consolidate_state_dict", None)  # ZeroRedundancyOptimizer's
-    if consolidate is not None:
-        consolidate(to=0)
+    if is_sharded(type(optimizer)):
+        optimizer.consolidate_state_dict(to=0)  # type: ignore[attr-defined]
         if run.ranks.membership().rank != 0:
             return state_of(everyone)
     return {**optimizer.state_dict(), **state_of(everyone)}
+
+
+def is_sharded(optimizer: type) -> bool:
+    """Return True for a ZeroRedundancyOptimizer, of which each rank has a part."""
+    return any(each.__name__ == "ZeroRedundancyOptimizer" for each in optimizer.__mro__)
 
 
 def state_of(records: Iterable[Record]) -> dict[str, Any]:

@@ -269,6 +269,7 @@ def check_parameters_that_are_broadcast_in_mid_training_leave_what_was_not_sent(
     with shared_parameters(optimizer):
         before = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
     broadcast_parameters(model_of(params))
+    broadcast_parameters(model_of(params).state_dict())
     with shared_parameters(optimizer):
         assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], before)
     take_steps(optimizer, params, 2)

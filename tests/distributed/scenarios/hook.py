@@ -184,7 +184,9 @@ def check_a_state_of_other_ranks_is_refused() -> None:
     needs_ranks(hvd)
     alone = [dist.new_group([rank]) for rank in range(hvd.size())][hvd.rank()]
     net = torch.nn.Linear(6, 2)
-    model = DistributedDataParallel(net, process_group=alone)
+    model, beside = (DistributedDataParallel(net, process_group=group) for group in (alone, None))
+    beside.register_comm_hook(OkTopkState(None, OPTIONS, net.named_parameters()), oktopk_hook)
+    beside(torch.randn(3, 6)).sum().backward()
     model.register_comm_hook(OkTopkState(None, OPTIONS, net.named_parameters()), oktopk_hook)
     messages = raised_everywhere(PluginError, lambda: model(torch.randn(3, 6)).sum().backward())
     assert f"has the ranks [{hvd.rank()}]" in messages[hvd.rank()], messages

@@ -143,6 +143,23 @@ def check_the_next_optimizer_begins_with_what_all_ranks_share() -> None:
             assert_shared_is_equal(model, optimizer)
 
 
+def check_a_model_that_was_resumed_keeps_its_optimizer_too() -> None:
+    model, optimizer = trained(4)
+    with shared_parameters(optimizer):
+        states = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    model, optimizer = trained(0)
+    with shared_parameters(optimizer):
+        model.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+    train(model, optimizer, range(4, 8))
+    del optimizer
+    gc.collect()
+    optimizer = distributed(model)
+    assert_equal_everywhere(model.parameters())
+    train(model, optimizer, range(8, 10))
+    assert_shared_is_equal(model, optimizer)
+
+
 def check_a_model_whose_optimizer_is_dropped_is_shared_copied_and_saved() -> None:
     model, optimizer = trained(4)
     shared = flat(shared_of(model, optimizer))
@@ -168,8 +185,8 @@ def check_a_layer_that_is_trained_on_frozen_ones_is_told() -> None:
     for inside in (True, False):
         with shared_parameters(model) if inside else nullcontext(), logged() as messages:
             distributed(torch.nn.Linear(2, 2), OkTopk(density=0.1))
-        assert len(messages) == (not inside), messages
-    assert "'0.bias' is frozen" in messages[0], messages
+        assert len(messages) == (not inside and hvd.rank() == 0), messages
+    assert all("'0.bias' is frozen" in message for message in messages), messages
     optimizer.zero_grad()
 
 
