@@ -136,7 +136,6 @@ class OkTopkState:
             raise PluginError(OTHERS)
         return self._mode
 
-
     def _check_group(self, models: Iterable[DistributedDataParallel]) -> None:
         """Raise PluginError if a model that has this state is one of other ranks."""
         ours = dist.get_process_group_ranks(self._group)
