@@ -111,7 +111,7 @@ class StepAheadRun(Run):
 
     def warn_if_overwritten(self) -> None:
         """Warn once of a program that has written over all parameters outside of `shared_parameters`."""
-        if self._is_overwritten and not self._has_told:
+        if not self._has_told and self._is_overwritten:
             self._has_told = True
             logger.warning(OVERWRITTEN, self.ranks.membership().rank)
 

@@ -11,16 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from horovod_oktopk import AgreementError, PluginError
 from tests.scenarios.common import DENSE, is_last, k_of, needs, needs_ranks
-from tests.torch.library import (
-    OkTopk,
-    Partial,
-    StepAhead,
-    hvd,
-    set_density,
-    shared_parameters,
-    step_report,
-    synchronize_replicas,
-)
+from tests.torch.library import OkTopk, Partial, StepAhead, hvd, set_density, step_report, synchronize_replicas
 from tests.torch.scenarios.common import (
     Params,
     assert_equal_everywhere,
@@ -382,20 +373,3 @@ def check_the_profiler_shows_the_phases_of_a_step() -> None:
 def check_the_profiler_of_all_threads_shows_the_exchange_of_step_ahead() -> None:
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     assert phases_that_are_missing(StepAhead(overlap=False), experimental_config=everywhere) == set()
-
-
-def check_a_step_of_zeros_at_rate_0_is_a_step_like_any_other() -> None:
-    """Check a warm-up from 0, in whose first step the last rank has nothing to learn: all take it together."""
-    needs_ranks(hvd)
-    for compression in (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1))):
-        params, optimizer = made(compression)
-        optimizer.param_groups[0]["lr"] = 0.0
-        for step in range(3):
-            grads = gradients(step)
-            if step == 0 and hvd.rank() == hvd.size() - 1:
-                grads = {name: torch.zeros_like(gradient) for name, gradient in grads.items()}
-            descend(optimizer, loss_with(params, grads))
-            optimizer.param_groups[0]["lr"] = 1.0
-        with shared_parameters(optimizer):
-            assert step_report(optimizer).step == 3
-            assert_equal_everywhere(params.values())

@@ -14,7 +14,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch_base.registry import own_run_of
-from tests.scenarios.common import DENSE, logged
+from tests.scenarios.common import DENSE, logged, needs_ranks
 from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
@@ -337,3 +337,20 @@ def check_an_error_in_the_local_step_leaves_the_learning_rate_and_the_next_step(
         with shared_parameters(optimizer):
             assert_equal_everywhere(params.values())
             assert not np.array_equal(flat(params), before)
+
+
+def check_a_step_of_zeros_at_rate_0_is_a_step_like_any_other() -> None:
+    """Check a warm-up from 0, in whose first step the last rank has nothing to learn: all take it together."""
+    needs_ranks(hvd)
+    for compression in (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1))):
+        params, optimizer = made(compression)
+        optimizer.param_groups[0]["lr"] = 0.0
+        for step in range(3):
+            grads = gradients(step)
+            if step == 0 and hvd.rank() == hvd.size() - 1:
+                grads = {name: torch.zeros_like(gradient) for name, gradient in grads.items()}
+            descend(optimizer, loss_with(params, grads))
+            optimizer.param_groups[0]["lr"] = 1.0
+        with shared_parameters(optimizer):
+            assert step_report(optimizer).step == 3
+            assert_equal_everywhere(params.values())
