@@ -31,8 +31,7 @@ class Hosts:
 
     def slice_of(self, n: int) -> slice:
         """Return this rank's slice of n elements."""
-        start, stop = self.bounds(n)[self.within.rank:self.within.rank + 2].tolist()
-        return slice(start, stop)
+        return slice(*self.bounds(n)[self.within.rank:self.within.rank + 2].tolist())
 
     def gather(self, own: SparseVector, n: int) -> SparseVector:
         """Return the vector of n elements of which each rank of the host has its slice. Collective on the host.

@@ -52,8 +52,7 @@ class HostSum:
         self._boxes = [memory.view(dtype).reshape(-1, max(1, size - 1), self._length) for memory in memories]
         self._turn = 0
 
-    def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None,
-           clear: bool = False) -> Iterator[Sum]:
+    def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None, clear: bool) -> Iterator[Sum]:
         """Yield this rank's slice of the sum, in order, as summands to add up. Collective.
 
         An item is valid until the next is asked for. Summands are in the ranks' order.
@@ -144,11 +143,8 @@ class HostAccumulator(NumpyAccumulator):
     def _move_to(self, hosts: Hosts | None) -> None:
         """Hold this rank's slice on these hosts. The residual stays, and comes to the ranks of its slices."""
         residual, self._known = self.read_residual(), hosts
-        if hosts is None:
-            self._sum, self._slice = None, slice(0, self.whole)
-        else:
-            self._sum = HostSum(self.whole, self.dtype, hosts)
-            self._slice = hosts.slice_of(self.whole)
+        self._sum = None if hosts is None else HostSum(self.whole, self.dtype, hosts)
+        self._slice = slice(0, self.whole) if hosts is None else hosts.slice_of(self.whole)
         super().__init__(self._slice.stop - self._slice.start, self.dtype)
         self.load_residual(residual)
 
