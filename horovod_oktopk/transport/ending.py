@@ -30,10 +30,8 @@ def note_status() -> None:
 
     `raise SystemExit` goes unnoticed.
     """
-    sys.exit = _noting(sys.exit)
+    leave_program: Callable[..., NoReturn] = sys.exit
 
-
-def _noting(leave_program: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     @functools.wraps(leave_program)
     def wrapped(status: object = None, /) -> NoReturn:
         global _exit_status
@@ -41,7 +39,7 @@ def _noting(leave_program: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
             _exit_status = status
         leave_program(status)
 
-    return wrapped
+    sys.exit = wrapped
 
 
 def unhappy_end() -> str | None:
@@ -58,7 +56,7 @@ def watchdog(world_rank: int, world_size: int) -> Watchdog:
     if _watchdog is None:
         from .mpi.watchdog import Watchdog
         _watchdog = Watchdog(world_rank, world_size, StallLimits.of_horovod())
-        atexit.register(_leave_at_exit)  # after hvd.init, so before Horovod's own shutdown
+        atexit.register(lambda: leave(unhappy_end() or EARLY))  # after hvd.init, so before Horovod's own shutdown
         note_status()
     return _watchdog
 
@@ -70,7 +68,3 @@ def leave(reason: str) -> None:
     """
     if _watchdog is not None:
         _watchdog.stop(reason)
-
-
-def _leave_at_exit() -> None:
-    leave(unhappy_end() or EARLY)
