@@ -78,7 +78,6 @@ class Watchdog:
         self._rank, self._size = rank, size
         self._limits = limits
         self._watched: list[Watched] = []
-        self._lock = threading.Lock()
         self._end: tuple[int, str] | None = None  # which world rank has ended, and the reason
         self._one_is_silent = False  # some rank does not answer, and was given up
         self._deadline: float | None = None  # until when to wait for the others' end, by time.monotonic
@@ -88,9 +87,8 @@ class Watchdog:
     def watch(self, transport: MPITransport, members: tuple[int, ...], meet: Callable[[], None],
               parent: MPITransport | None = None) -> None:
         """Watch a transport from now on, until this process stops; see Watched."""
-        with self._lock:
-            of = next((each for each in self._watched if each.transport is parent), None)
-            self._watched.append(Watched(transport, members, meet, of))
+        of = next((each for each in self._watched if each.transport is parent), None)
+        self._watched.append(Watched(transport, members, meet, of))
 
     def stop(self, reason: str) -> None:
         """End this process's use of MPI; return when no other process uses it either.
@@ -108,7 +106,7 @@ class Watchdog:
         if self._one_is_silent or (limit and self._thread.is_alive()):
             logger.critical(NO_ANSWER, self._end[1])
             sys.stdout.flush()
-            self._present()[0].transport.abort()
+            self._watched[0].transport.abort()
         if self._thread.is_alive():
             logger.warning("this rank ends, though some others have not stopped communicating for %g s: "
                            "see where they stand (py-spy dump)", LAST_WORDS)
@@ -117,17 +115,13 @@ class Watchdog:
         try:
             while self._end is None:
                 time.sleep(LOOK)
-                for each in self._present():
+                for each in self._watched.copy():
                     self._receive(each)
                     self._check_stall(each)
             self._close(*self._end)
         except Exception:
             logger.exception("the thread that tells other ranks when this one ends has failed: they may hang then. "
                              "Report this, with the traceback")
-
-    def _present(self) -> list[Watched]:
-        with self._lock:
-            return list(self._watched)
 
     def _receive(self, each: Watched) -> None:
         gate, control = each.transport.gate, each.transport.control
@@ -146,7 +140,7 @@ class Watchdog:
 
     def _close(self, ended: int, reason: str) -> None:
         """Stop every transport, then meet the other processes."""
-        present = self._present()
+        present = self._watched.copy()
         while remaining := [each for each in present if not each.has_stopped]:
             for each in remaining:
                 # If another of its ranks has ended, that one's own message says after which operation.
