@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -70,11 +71,9 @@ class MPITransport(Transport):
         self._abandoned: list[Any] = []  # MPI may still write into their buffers
 
     def signals(self) -> MPISignals:
-        """Return the signals of the same ranks."""
         return MPISignals(self.comm, self.gate)
 
     def abort(self) -> None:
-        """End all processes of the job with an error."""
         self.comm.Abort(1)
 
     def wake(self) -> None:
@@ -133,18 +132,15 @@ class MPITransport(Transport):
     def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                          ) -> Iterator[list[tuple[int, Bytes]]]:
         posted: list[Any] = []
-        batches = (self._post(batch, outgoing, incoming, posted)
-                   for batch in rotated_batches(self.rank, self.size, self.messages_in_flight))
+        flying = (self._post(batch, outgoing, incoming, posted)
+                  for batch in rotated_batches(self.rank, self.size, self.messages_in_flight))
         try:
             with self.gate.operation():
-                flying = next(batches, None)
-                while flying is not None:
-                    following = next(batches, None)  # it is under way while the caller sums the one before
-                    requests, arrivals = flying
+                # In pairs, so that the next batch is under way while the caller sums the one before.
+                for (requests, arrivals), _ in pairwise(chain(flying, [([], [])])):
                     with _errors(), self.gate.inside():
                         self._wait(requests)
                     yield arrivals
-                    flying = following
         finally:  # also where the caller leaves: MPI may still write into these, or read from them
             self._abandoned += [request for request in posted if request]
 
