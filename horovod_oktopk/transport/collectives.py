@@ -31,12 +31,10 @@ class CollectivesTransport(Transport):
         """
 
     def allgather(self, row: Counts) -> Counts:
-        rows: Counts = self._allgather(np.ascontiguousarray(row)).reshape(self.size, len(row))
-        return rows
+        return self._allgather(np.ascontiguousarray(row)).reshape(self.size, len(row))
 
     def alltoall(self, rows: Counts) -> Counts:
-        found: Counts = self._alltoall(rows.ravel(), np.full(self.size, rows.shape[1], np.int32)).reshape(rows.shape)
-        return found
+        return self._alltoall(rows.ravel(), np.full(self.size, rows.shape[1], np.int32)).reshape(rows.shape)
 
     def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                          ) -> Iterator[list[tuple[int, Bytes]]]:
@@ -62,7 +60,6 @@ class AloneTransport(CollectivesTransport):
     rank, size, concurrent = 0, 1, True
 
     def signals(self) -> AloneSignals:
-        """Return this rank's own numbers."""
         return AloneSignals()
 
     def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
