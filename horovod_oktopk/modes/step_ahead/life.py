@@ -38,11 +38,6 @@ class Life(Enum):
         """True if the model holds w, while there is a p."""
         return self in SHOWN.values()
 
-    @property
-    def has_agreed(self) -> bool:
-        """True if all ranks have the same w."""
-        return self in (Life.STEPPING, Life.STEPPING_SHOWN)
-
 
 class Event(Enum):
     """An event that leads from one state to the next."""

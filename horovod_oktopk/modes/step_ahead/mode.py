@@ -129,7 +129,7 @@ class StepAheadMode(Mode[LocalGradients]):
             return int(finite or not scaled)
         if not self.is_started:
             self.start()
-        has_adopted = not self._model.life.has_agreed and self._agree()
+        has_adopted = self._model.life is not Life.STEPPING and self._agree()
         is_due = self._steps + 1 >= self.options.local_steps
         if is_due:
             self.catch_up()
