@@ -21,7 +21,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.ending import wrap_shutdown
 from horovod_oktopk.modes.make import kind_of
-from horovod_oktopk.modes.step_ahead.pace import averages_duals
+from horovod_oktopk.modes.step_ahead.pace import DUAL_AVERAGERS, is_one_of
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.dense import means_dense
 from horovod_oktopk.tensorflow import tape
@@ -186,7 +186,7 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
         kind.check("use_ema")
     if isinstance(inner, getattr(tf.keras.optimizers, "MultiOptimizer", ())):
         kind.check("several")
-    if averages_duals(type(inner)):
+    if is_one_of(DUAL_AVERAGERS, type(inner)):
         kind.check("dual", name=type(inner).__name__)
     # Adafactor divides by the root of a row's mean square times a column's. In rows and columns of zeros these are
     # epsilon_1 (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.

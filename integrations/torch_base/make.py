@@ -12,7 +12,7 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.make import kind_of
-from horovod_oktopk.modes.step_ahead.pace import averages_duals
+from horovod_oktopk.modes.step_ahead.pace import DUAL_AVERAGERS, is_one_of
 from horovod_oktopk.torch_base.own_class import class_of, plain_class
 from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import SCHEDULED, span
@@ -88,7 +88,7 @@ def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
         kind_of(options).check("averaging", name=plain.__name__)
     if is_sharded(plain):
         kind_of(options).check("sharded", name=plain.__name__)
-    if averages_duals(plain):
+    if is_one_of(DUAL_AVERAGERS, plain):
         kind_of(options).check("dual", name=plain.__name__)
     try:
         optimizer.register_state_dict_post_hook(lambda *_: None).remove()  # the one that Lookahead of timm lacks

@@ -52,11 +52,6 @@ def normalizes(optimizer: type) -> bool:
     return bool(said) if said is not None else is_one_of(NORMALIZERS, optimizer)
 
 
-def averages_duals(optimizer: type) -> bool:
-    """Return True if the class is one of DUAL_AVERAGERS."""
-    return is_one_of(DUAL_AVERAGERS, optimizer)
-
-
 def is_one_of(names: frozenset[str], optimizer: type) -> bool:
     """Return True if the class, or a base of it, has one of these names: so has PagedAdamW8bit the name AdamW."""
     return any(VERSION.sub("", cls.__name__) in names for cls in optimizer.__mro__)

@@ -16,10 +16,11 @@ from horovod_oktopk.modes.gradients import LocalGradients
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.modes.step_ahead.pace import (
     BLOCKS,
+    DUAL_AVERAGERS,
     SUMS,
     GradientNoise,
-    averages_duals,
     elements_of_rows,
+    is_one_of,
     normalizes,
     sample,
 )
@@ -219,8 +220,8 @@ def test_a_name_that_only_looks_alike_is_not_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Ftrl", "FTRL", "MADGRAD", "DAdaptSGD", "DAdaptAdaGrad"])
 def test_what_sets_parameters_from_sums_is_known(name: str) -> None:
-    assert averages_duals(type("Mine", (type(name, (), {}),), {}))
-    assert not averages_duals(type(f"{name}Like", (), {}))
+    assert is_one_of(DUAL_AVERAGERS, type("Mine", (type(name, (), {}),), {}))
+    assert not is_one_of(DUAL_AVERAGERS, type(f"{name}Like", (), {}))
 
 
 # What is remembered.
