@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from ...phases.agreement import Measured
-from ...transport.base import Transport
+from ...transport.base import Transport, allgather_rows
 from ...vectors.sparse import Indices, Values
 from ...vectors.wire import BLOCK, blocks_of
 
@@ -93,7 +93,7 @@ class GradientNoise:
         of them, begin anew.
         """
         row = np.array([self.workers, self.own, self.mean])
-        first, own, mean = transport.allgather(row.view(np.int64))[0].view(np.float64).tolist()
+        first, own, mean = allgather_rows(row, transport)[0].tolist()
         self.workers, self.own, self.mean = (workers, own, mean) if first == workers else (workers, 0.0, 0.0)
 
     def note(self, measured: Measured) -> None:
