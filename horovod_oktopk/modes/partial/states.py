@@ -149,13 +149,12 @@ class RankState:
     def arrived(self) -> Transition:
         """Take note that the program has handed in a gradient; only while it `may_arrive`."""
         assert self.may_arrive
-        is_late = self.rounds_begun > self.taken  # its round has begun without it
-        if not is_late and not self.rounds_ahead:
-            start = (self._activation(),) if self.initiator == self.rank else ()
-            return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
-        activity = Activity.WAITING if is_late else Activity.COMPUTING
-        after = replace(self, handed_in=Presence.STALE, activity=activity)
-        return (after if is_late else after._after_step(rounds=0)), ()
+        if self.rounds_begun > self.taken:  # it is late: its round has begun without it
+            return replace(self, handed_in=Presence.STALE, activity=Activity.WAITING), ()
+        if self.rounds_ahead:
+            return replace(self, handed_in=Presence.STALE, activity=Activity.COMPUTING)._after_step(rounds=0), ()
+        start = (self._activation(),) if self.initiator == self.rank else ()
+        return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
 
     def overdue(self) -> Transition:
         """Start the round from this rank: the program has waited too long, and the drawn rank may not come."""
