@@ -97,6 +97,12 @@ class DeviceVector(Accumulator):
             parts.append(chunk[self.on_device(indices[first:last] - start)])
         return torch.cat(parts).cpu().numpy()
 
+    def values(self) -> Values:
+        found = torch.empty(self.n, dtype=self._nothing.dtype)
+        for start, chunk in self._chunks():
+            found[start:start + len(chunk)] = chunk
+        return found.numpy()
+
     def on_device(self, values: NDArray[Any]) -> torch.Tensor:
         """Return values or indices from the host in tensors on the device."""
         return torch.from_numpy(values).to(self._nothing.device)
@@ -132,9 +138,6 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
         deviation, mean = torch.std_mean(self._acc, correction=0)
         return float(mean), float(deviation)
 
-    def values(self) -> Values:
-        return self._acc.cpu().numpy()
-
     def read_residual(self) -> Values:
         return self.residual.cpu().numpy().copy()
 
@@ -160,7 +163,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
             for part in piece.split(CHUNK) if len(piece) else ():
                 if parts and offset + len(part) - start > CHUNK:
                     yield start, self._difference(start, parts)
-                    start, parts = start + sum(len(each) for each in parts), []
+                    start, parts = offset, []
                 parts.append(part)
                 offset += len(part)
         if parts:
@@ -176,12 +179,6 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
             sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
         mean, square = (sums / self.n).tolist()
         return mean, max(0.0, square - mean * mean) ** 0.5  # mean**2 raises where it overflows
-
-    def values(self) -> Values:
-        found = np.empty(self.n, self.dtype)
-        for start, chunk in self._chunks():
-            found[start:start + len(chunk)] = chunk.cpu().numpy()
-        return found
 
     def commit(self, update: SparseVector) -> None:
         if len(update) == self.n:
