@@ -125,4 +125,3 @@ def _run(optimizer: Any) -> Run:
     if run is None:
         raise PluginError(COPIED)
     return run
-

@@ -77,7 +77,6 @@ class GradientRun(Run):
 class StepAheadRun(Run):
     """The optimizer steps over this rank's own gradients; its moves of the parameters are exchanged afterwards."""
 
-    strides_matter = True
     _is_open = False  # inside shared_parameters, which was entered before the first step
     _versions: Sequence[int] = ()  # of the parameters, after the last step or block
     _has_told = _has_told_frozen = False
@@ -103,15 +102,11 @@ class StepAheadRun(Run):
     def _note_versions(self) -> None:
         self._versions = [] if self.mode is None else versions_of(self.layout.parameters)
 
-    @property
-    def _is_overwritten(self) -> bool:
-        """True if the program has written over all parameters since the last step or block, to load them, say."""
-        return self.mode is not None and self.mode.holds_own and len(self._versions) > 0 and all(
-            map(operator.ne, self._versions, versions_of(self.layout.parameters)))
-
     def warn_if_overwritten(self) -> None:
-        """Warn once of a program that has written over all parameters outside of `shared_parameters`."""
-        if not self._has_told and self._is_overwritten:
+        """Warn once of a program that has written over all parameters since the last step or block, to load, say."""
+        if self._has_told or not self._versions or self.mode is None or not self.mode.holds_own:
+            return
+        if all(map(operator.ne, self._versions, versions_of(self.layout.parameters))):
             self._has_told = True
             logger.warning(OVERWRITTEN, self.ranks.membership().rank)
 
