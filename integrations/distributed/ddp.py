@@ -87,10 +87,9 @@ def _is_quiet(model: DistributedDataParallel) -> bool:
 
 def models_over(parameters: Iterable[torch.Tensor]) -> list[DistributedDataParallel]:
     """Return the models in DistributedDataParallel, of this process, that have one of these parameters."""
-    wanted, made = set(parameters), list(_made)
-    copied = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
-    models = made + [each for each in copied if all(each is not other for other in made)]
-    return [each for each in models if any(p in wanted for p in each.parameters())]
+    wanted = set(parameters)
+    copied = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    return [each for each in dict.fromkeys([*_made, *copied]) if any(p in wanted for p in each.parameters())]
 
 
 _made: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()

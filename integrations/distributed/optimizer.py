@@ -82,9 +82,7 @@ def broadcast_parameters(model: Any, root_rank: int = 0, process_group: Any = No
     Examples:
         >>> broadcast_parameters(model)
     """
-    _check_started()
-    peers = GroupPeers(process_group)
-    _check_root(peers, root_rank)
+    peers = _peers_of(process_group, root_rank)
     if isinstance(model, torch.nn.Module):  # its state_dict may lack buffers
         model = [*model.named_parameters(), *model.named_buffers()]
     pairs: Iterable[Any] = model.items() if isinstance(model, Mapping) else model
@@ -107,9 +105,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     Examples:
         >>> broadcast_optimizer_state(optimizer)
     """
-    _check_started()
-    peers = GroupPeers(process_group)
-    _check_root(peers, root_rank)
+    peers = _peers_of(process_group, root_rank)
     if not peers.ranks.takes_part:
         return
     is_root, file = peers.ranks.membership().rank == root_rank, io.BytesIO()
@@ -123,10 +119,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
                 torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=False))
 
 
-def _check_root(peers: GroupPeers, root_rank: int) -> None:
+def _peers_of(process_group: Any, root_rank: int) -> GroupPeers:
+    """Return the ranks of a group. Raise PluginError if there is none yet, OptionError if it has no such rank."""
+    _check_started()
+    peers = GroupPeers(process_group)
     check_integer("root_rank", root_rank, least=0)
     if peers.ranks.takes_part and root_rank >= peers.ranks.membership().size:
         raise OptionError(ROOT.format(size=peers.ranks.membership().size, root_rank=root_rank))
+    return peers
 
 
 def _check_started() -> None:

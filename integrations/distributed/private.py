@@ -25,8 +25,7 @@ def default_store() -> Any:
 
 def timeout_of(process_group: Any) -> Any:
     """Return how long the operations of a process group may take, a timedelta."""
-    group = dist.group.WORLD if process_group is None else process_group
-    return group._get_backend(group._device_types[0]).options._timeout
+    return process_group._get_backend(process_group._device_types[0]).options._timeout
 
 
 def is_flattened(p: torch.Tensor) -> bool:
