@@ -227,8 +227,9 @@ class Run:
         self.mode = self._make_mode(trained)
         self._note_present(present, trained)  # not before: a step that fails is to be refused again
         if mode is not None:
-            theirs = self.parameters.present_names(before)
-            release([p for p, name in zip(before, theirs, strict=True) if name is None], self.optimizer)
+            kept = set(present)
+            release([p for p in before if p not in kept], self.optimizer)
+            theirs = [self.parameters.name_of(p) if p in kept else None for p in before]
             self.waiting = [extended(each, theirs, self.layout) for each in mode.records()]
         if self.waiting:
             self.mode.load(self.waiting)

@@ -225,12 +225,8 @@ class Parameters:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def name_of(self, p: torch.Tensor) -> str:
+        """Return a parameter's name, which is a number for one that has come late."""
         return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self.all()) if q is p)}"
-
-    def present_names(self, parameters: Sequence[torch.Tensor]) -> list[str | None]:
-        """Return these parameters' names, which are numbers for late ones; None for those that have gone."""
-        present = set(self.all())
-        return [self.name_of(p) if p in present else None for p in parameters]
 
     def by_name(self, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return some parameters, in the order of their names."""
