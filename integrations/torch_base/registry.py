@@ -149,19 +149,10 @@ def _trained_by(optimizers: Iterable[Any], parameters: Iterable[torch.Tensor]) -
             if any(p in wanted for group in each.param_groups for p in group["params"])]
 
 
-def suspend_others(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
-    """Suspend the other StepAhead optimizers of these parameters, which hold this rank's own values between steps.
-
-    The parameters are those of `run`, which is left alone, or of a new optimizer if that is None.
-    """
-    for other in runs_over(parameters):
-        if other is not run:
-            other.suspend(for_another=True)
-
-
 def make_way(parameters: Iterable[torch.Tensor]) -> None:
     """Suspend the optimizers of these parameters, of which a new one is made; warn if it may build on unlike ones."""
-    suspend_others(parameters)
+    for run in runs_over(parameters):
+        run.suspend(for_another=True)
     for run in map(own_run_of, list(_optimizers)):
         run.warn_if_frozen()
 

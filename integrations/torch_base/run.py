@@ -23,7 +23,7 @@ from horovod_oktopk.torch_base.device import make_torch_mode
 from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
 from horovod_oktopk.torch_base.peers import MakePeers, Peers
 from horovod_oktopk.torch_base.private import makes_state_alone, values_of
-from horovod_oktopk.torch_base.registry import release, suspend_others
+from horovod_oktopk.torch_base.registry import release
 from horovod_oktopk.torch_base.tensors import (
     OwnGradients,
     Parameters,
@@ -124,8 +124,6 @@ class Run:
         mode = self.mode_of_step()
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
-        if not mode.is_started:
-            self.take_turn()
         gradients, result = self.gradients(), None
         for _ in range(mode.begin(gradients, self.settings(), scaled)):
             with (self.hyperparameters.set_to(mode.prepare(gradients)),
@@ -133,10 +131,6 @@ class Run:
                 result = self.local()
         mode.end()
         return result
-
-    def take_turn(self) -> None:
-        """Suspend the other optimizers of these parameters, as this one's mode starts with the step at hand."""
-        suspend_others(self.parameters.all(), self)
 
     def mode_of_step(self) -> Mode[Any] | None:
         """Return the mode that says how many steps follow; None if the gradients at hand were never reduced."""

@@ -19,7 +19,7 @@ from horovod_oktopk.modes.partial.mode import PartialMode
 from horovod_oktopk.modes.step_ahead.messages import INSIDE
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.torch_base.private import versions_of
-from horovod_oktopk.torch_base.registry import keep, release
+from horovod_oktopk.torch_base.registry import keep, release, runs_over
 from horovod_oktopk.torch_base.run import Run
 from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows
 
@@ -94,9 +94,18 @@ class StepAheadRun(Run):
         self._note_versions()
         return result
 
-    def take_turn(self) -> None:
-        """See Run; the parameters keep this optimizer until another takes its turn."""
-        super().take_turn()
+    def mode_of_step(self) -> Mode[Any]:
+        """Return the mode, which takes its turn if it starts with the step at hand."""
+        mode = self.current_mode()
+        if not mode.is_started:
+            self._take_turn()
+        return mode
+
+    def _take_turn(self) -> None:
+        """Suspend the other optimizers of these parameters, which keep this one until another takes its turn."""
+        for other in runs_over(self.parameters.all()):
+            if other is not self:
+                other.suspend(for_another=True)
         keep(self.layout.parameters, self.optimizer)
 
     def _note_versions(self) -> None:
@@ -142,7 +151,7 @@ class StepAheadRun(Run):
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()
         if self.mode is not None and self.mode.is_started and not had_turn:  # a state was loaded inside
-            self.take_turn()
+            self._take_turn()
 
 
 class PartialRun(Run):
