@@ -213,8 +213,7 @@ class NumpyKernels:
     def to_half(self, values: Array) -> HalfBits:
         """Return the bfloat16 numbers nearest to finite float32 or float64 values; never infinite, ties to even."""
         limit = np.finfo(np.float32).max
-        singles = values.clip(-limit, limit).astype(np.float32, copy=False)
-        bits = np.ascontiguousarray(singles).view(np.uint32)
+        bits = values.clip(-limit, limit).astype(np.float32, copy=False).view(np.uint32)
         nearest = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
         return np.where(nearest & 0x7FFF == 0x7F80, bits >> 16, nearest).astype(np.uint16)  # not up to infinity
 

@@ -219,43 +219,27 @@ bool best_pass(Of of, const Terms<float> &terms, int64_t length, float threshold
     return finite & pass_anywhere(of, terms.from(done), length - done, threshold, first + done, buffer);
 }
 
-// A CandidateBuffer of Python, whose arrays are written in place.
-template <class T> class Room {
-  public:
-    explicit Room(const py::object &buffer)
-        : buffer_(buffer), indices_(array_of<int64_t>("indices")), values_(array_of<T>("values")) {
-        const int64_t count = buffer.attr("count").template cast<int64_t>();
-        if (indices_.size() != values_.size() || indices_.size() < SLACK || count < 0)
-            throw std::invalid_argument("room: indices and values of one length, SLACK more than its capacity");
-        filled = {indices_.mutable_data(), values_.mutable_data(), count, indices_.size() - SLACK};
-    }
-    // After the pass, with the interpreter's lock.
-    void tell_count() { buffer_.attr("count") = filled.count; }
+template <class U> Array<U> array_of(const py::object &buffer, const char *name) {
+    const py::object array = buffer.attr(name);
+    if (!py::isinstance<Array<U>>(array)) throw py::type_error(std::string("a buffer's ") + name + " are of another dtype");
+    return array;
+}
 
-    CandidateBuffer<T> filled;
-
-  private:
-    template <class U> Array<U> array_of(const char *name) {
-        const py::object array = buffer_.attr(name);
-        if (!py::isinstance<Array<U>>(array)) throw py::type_error(std::string("a buffer's ") + name + " are of another dtype");
-        return array;
-    }
-
-    py::object buffer_;
-    Array<int64_t> indices_;
-    Array<T> values_;
-};
-
-// Fills a buffer of Python by a pass, without the interpreter's lock; true if all is finite.
+// Fills a CandidateBuffer of Python, in place, by a pass without the interpreter's lock; true if all is finite.
 template <class T>
 bool fill(const py::object &buffer, Of of, const Terms<T> &terms, int64_t length, T threshold, int64_t first) {
-    Room<T> room(buffer);
+    Array<int64_t> indices = array_of<int64_t>(buffer, "indices");
+    Array<T> values = array_of<T>(buffer, "values");
+    const int64_t count = buffer.attr("count").template cast<int64_t>();
+    if (indices.size() != values.size() || indices.size() < SLACK || count < 0)
+        throw std::invalid_argument("room: indices and values of one length, SLACK more than its capacity");
+    CandidateBuffer<T> room{indices.mutable_data(), values.mutable_data(), count, indices.size() - SLACK};
     bool finite;
     {
         py::gil_scoped_release released;
-        finite = best_pass(of, terms, length, threshold, first, room.filled);
+        finite = best_pass(of, terms, length, threshold, first, room);
     }
-    room.tell_count();
+    buffer.attr("count") = room.count;
     return finite;
 }
 

@@ -8,23 +8,12 @@
 namespace {
 
 template <class T>
-int64_t keep_passing(const int64_t *index, const T *value, int64_t size, T threshold, int64_t *to_index, T *to_value) {
+std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const Array<T> &values, T threshold) {
     using Int = typename Integer<T>::type;
     const Int bound = threshold > 0 ? magnitude(threshold) : 1;
     const Int infinity = magnitude(std::numeric_limits<T>::infinity());
-    int64_t count = 0;
-    for (int64_t i = 0; i < size; ++i) {  // no branches: they could not be predicted
-        const Int mine = magnitude(value[i]);
-        to_index[count] = index[i];
-        to_value[count] = value[i];
-        count += (mine >= bound) & (mine <= infinity);
-    }
-    return count;
-}
-
-template <class T>
-std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const Array<T> &values, T threshold) {
-    const int64_t size = values.size();
+    const int64_t size = values.size(), *index = indices.data();
+    const T *value = values.data();
     if (indices.size() != size) throw std::invalid_argument("as many indices as values");
     Array<int64_t> out_indices(size + SLACK);
     Array<T> out_values(size + SLACK);
@@ -32,7 +21,12 @@ std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const
     T *to_value = out_values.mutable_data();
     {
         py::gil_scoped_release released;
-        count = keep_passing(indices.data(), values.data(), size, threshold, to_index, to_value);
+        for (int64_t i = 0; i < size; ++i) {  // no branches: they could not be predicted
+            const Int mine = magnitude(value[i]);
+            to_index[count] = index[i];
+            to_value[count] = value[i];
+            count += (mine >= bound) & (mine <= infinity);
+        }
     }
     out_indices.resize({count}, false);
     out_values.resize({count}, false);
