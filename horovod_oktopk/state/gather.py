@@ -82,9 +82,8 @@ def records(mode: Stateful, doing: str) -> list[Record]:
 
 def read_marks(path: PathLike) -> dict[str, Any]:
     """Return the plain values that were stored beside the state. Raise OptionError if the file cannot be read."""
-    reader = Reader(path)
-    reader.close()
-    return reader.marks
+    with closing(Reader(path)) as reader:
+        return reader.marks
 
 
 def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
@@ -192,12 +191,11 @@ def _together(transport: Transport, doing: str) -> Iterator[None]:
 def _in_words(error: Exception, rank: int, doing: str) -> list[Any]:
     if isinstance(error, OptionError | PluginError):
         return ["OptionError" if isinstance(error, OptionError) else "PluginError", str(error)]
-    number, reason = None, f"{type(error).__name__}: {error}"
+    words = f"rank {rank} could not {doing}: "
     if isinstance(error, OSError):
-        number, reason = error.errno, str(error.strerror or error)
-    words = f"rank {rank} could not {doing}: {reason}"
-    kind = "OSError" if isinstance(error, OSError) else "PluginError"
-    return [kind, words] if number is None else [kind, number, words]
+        numbers = [] if error.errno is None else [error.errno]
+        return ["OSError", *numbers, f"{words}{error.strerror or error}"]
+    return ["PluginError", f"{words}{type(error).__name__}: {error}"]
 
 
 def _tell(transport: Transport, value: Any) -> Any:

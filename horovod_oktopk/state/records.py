@@ -114,14 +114,15 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
     Raise OptionError if the record is of other parameters.
     """
     theirs, ours = saved["parameters"], parameters_of(layout)
-    if has_more_or_fewer(saved, layout):
+    place_of = {name: place for place, (name, _) in enumerate(theirs)}
+    is_resized = has_more_or_fewer(saved, layout)
+    is_in_order = not is_resized and (
+        theirs == ours or len(place_of) < len(theirs) or sorted(theirs) != sorted(ours))
+    if is_resized:
         warnings.warn("the checkpoint has a residual of other parameters than are trained now, as some were frozen "
                       f"or thawed since: {_difference(theirs, ours)}. Those that both have keep theirs; load another "
                       "one if that is wrong", stacklevel=2)
-        return extended(saved, [name for name, _ in saved["parameters"]], layout)["residual"], False
-    place_of = {name: place for place, (name, _) in enumerate(theirs)}
-    is_in_order = theirs == ours or len(place_of) < len(theirs) or sorted(theirs) != sorted(ours)
-    if not is_in_order:
+    elif not is_in_order:
         warnings.warn("the checkpoint has the parameters in another order: residuals were matched by name, but the "
                       "bits of the next steps may differ. Build the model as before to prevent that", stacklevel=2)
     elif theirs != ours:
@@ -132,11 +133,9 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
         warnings.warn("the checkpoint has other names for the parameters, with the same shapes: residuals were "
                       "matched by their order, which in PyTorch is the alphabetical one of the names. Load another "
                       f"one if that is wrong: {_difference(theirs, ours)}", stacklevel=2)
-    residual = residual_of(saved, layout.dtype)
     if is_in_order:
-        return residual, True
-    parts = _parts(residual, theirs)
-    return np.concatenate([parts[place_of[name]] for name, _ in ours]), False
+        return residual_of(saved, layout.dtype), True
+    return extended(saved, [name for name, _ in theirs], layout)["residual"], False
 
 
 def has_more_or_fewer(record: Record, layout: Layout) -> bool:
@@ -152,7 +151,8 @@ def extended(record: Record, names: Sequence[str | None], layout: Layout) -> Rec
 
     What the record lacks has no residual.
     """
-    parts = _parts(residual_of(record, layout.dtype), record["parameters"])
+    lengths = [_length([each]) for each in record["parameters"]]
+    parts = np.split(residual_of(record, layout.dtype), np.cumsum(lengths))[:-1]
     known = dict(zip(names, parts, strict=True))
     residual = [known.get(name, np.zeros(_length([[name, shape]]), layout.dtype))
                 for name, shape in parameters_of(layout)]
@@ -160,13 +160,8 @@ def extended(record: Record, names: Sequence[str | None], layout: Layout) -> Rec
             "algorithm": {"step": record["algorithm"]["step"]}}
 
 
-def _parts(residual: Values, parameters: Sequence[Sequence[Any]]) -> list[Values]:
-    """Return the residual of each parameter."""
-    return np.split(residual, np.cumsum([_length([each]) for each in parameters]))[:-1]
-
-
 def _length(parameters: Sequence[Sequence[Any]]) -> int:
-    return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in parameters)
+    return sum(math.prod(shape) for _, shape in parameters)
 
 
 def _difference(theirs: Sequence[Sequence[Any]], ours: Sequence[Sequence[Any]]) -> str:
