@@ -34,11 +34,6 @@ class Runs:
         lengths = np.concatenate([np.diff(part.offsets) for part in parts])
         return Runs(np.concatenate([part.starts for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
-    @staticmethod
-    def between(start: int, stop: int) -> Runs:
-        """Return all places of [start, stop), as one run."""
-        return Runs(np.array([start]), np.array([0, stop - start]))
-
     def __len__(self) -> int:
         return int(self.offsets[-1])
 

@@ -107,7 +107,7 @@ class RunVector(SparseVector):
     @staticmethod
     def between(start: int, values: Values) -> RunVector:
         """Return a vector without gaps, whose first element has the index `start`."""
-        return RunVector(Runs.between(start, start + len(values)), values)
+        return RunVector(Runs(np.array([start]), np.array([0, len(values)])), values)
 
     @property
     def indices(self) -> Indices:  # type: ignore[override]
