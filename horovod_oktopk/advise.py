@@ -220,20 +220,19 @@ def report(n: int, size: int, options: OkTopk, network: Network, selection_secon
            blocks_seconds: float) -> str:
     """Return the table, the verdict and the known accuracy, as text; see `predict`."""
     predictions = predict(n, size, options, network, selection_seconds, blocks_seconds)
-    dense, *sparse = predictions
+    dense, _, ahead, blocks = predictions
     lines = [f"{n:,} parameters, {size} ranks, density {options.present_density:g}, of SameBlocks "
              f"{SameBlocks().present_density:g}; {network.bandwidth / 1e9:g} Gbit/s, {1e6 * network.latency:g} us; "
              "what a step needs beside computing, predicted:", "",
              f"{'scheme':<22} {'sent, at most':>16} {'communication':>15} {'sparsification':>15} {'together':>12}"]
     lines += [f"{p.scheme:<22} {p.words * WORD / 1e6:>13.2f} MB {1e3 * p.communication:>12.2f} ms "
               f"{1e3 * p.sparsification:>12.2f} ms {1e3 * p.seconds:>9.2f} ms" for p in predictions]
-    (least, left), (least_of_blocks, left_of_blocks) = (
-        (f"{1e3 * p.communication:.2f}", f"{1e3 * p.sparsification:.2f}") for p in sparse[1:])
     hidden = ("Over MPI and torchrun StepAhead's communication is hidden behind the next step, if computing that "
-              f"takes at least {least} ms with OkTopk: then {left} ms remain; with SameBlocks {least_of_blocks} and "
-              f"{left_of_blocks} ms.")
+              f"takes at least {1e3 * ahead.communication:.2f} ms with OkTopk: then {1e3 * ahead.sparsification:.2f} "
+              f"ms remain; with SameBlocks {1e3 * blocks.communication:.2f} and "
+              f"{1e3 * blocks.sparsification:.2f} ms.")
     more = _at_higher_densities(n, size, options, network)
-    return "\n".join([*lines, "", _verdict(dense, sparse[1:]), hidden, *more, "", ACCURACY])
+    return "\n".join([*lines, "", _verdict(dense, [ahead, blocks]), hidden, *more, "", ACCURACY])
 
 
 def _at_higher_densities(n: int, size: int, options: OkTopk, network: Network) -> list[str]:
