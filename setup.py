@@ -19,16 +19,10 @@ class BuildInBothPlaces(build_ext):
 
     def run(self):
         super().run()
-        if not self.inplace:
-            for built, source in self._built_and_source():
-                if built.is_file() and source.parent.is_dir():
-                    shutil.copy(built, source)
-
-    def _built_and_source(self):
-        root = Path(__file__).parent
-        for each in self.extensions:
+        for each in () if self.inplace else self.extensions:
             built = Path(self.get_ext_fullpath(each.name))
-            yield built, root.joinpath(*each.name.split(".")).with_name(built.name)
+            if built.is_file():
+                shutil.copy(built, (Path(__file__).parent / KERNELS).parent)
 
 
 def extensions() -> list:
