@@ -205,8 +205,7 @@ def allowed_words(call: Call) -> Words:
     phase 2, the same for every rank. So a rank that has selected `lengths` elements (of a host's slice, for example)
     may send 2 lengths + rest.
     """
-    words: Words = 2 * call.lengths + (oktopk_bound(call.k, len(call.lengths), call.kept) - 2 * call.k)
-    return words
+    return 2 * call.lengths + (oktopk_bound(call.k, len(call.lengths), call.kept) - 2 * call.k)
 
 
 def _is_due(t: int, interval: int) -> bool:

@@ -204,8 +204,7 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
         super().__init__(n, dtype, kernels)
-        self.residual = self._allocate()
-        self._acc = self._allocate()
+        self.residual, self._acc = (np.full(n, 0, self.dtype) for _ in range(2))  # np.zeros asks for no huge pages
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
         return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), clear)
@@ -237,8 +236,7 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         return magnitudes
 
     def elements_at(self, places: Runs) -> Values:
-        elements: Values = self._acc[places.indices]
-        return elements
+        return self._acc[places.indices]
 
     def _chunks(self) -> Iterator[Values]:
         return (self._acc[start:start + CHUNK] for start in range(0, self.n, CHUNK))
@@ -260,12 +258,6 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
 
     def load_residual(self, values: Values) -> None:
         self.residual[:] = values
-
-    def _allocate(self) -> NDArray[Any]:
-        """Return a buffer of n zeros; NumPy asks for huge pages for np.empty, and not for np.zeros."""
-        buffer = np.empty(self.n, self.dtype)
-        buffer.fill(0)
-        return buffer
 
 
 class EmptyAccumulator(Accumulator):

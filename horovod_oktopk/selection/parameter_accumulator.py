@@ -112,8 +112,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
         return self.shared
 
     def minus(self, values: Values) -> NDArray[Any]:
-        difference: NDArray[Any] = self.shared - values
-        return difference
+        return self.shared - values
 
     def part(self, start: int, stop: int) -> NumpyParameterAccumulator:
         return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
