@@ -63,14 +63,16 @@ class Scheme(Compression):
     density: float | Literal["auto"] = DEFAULT_DENSITY
     transport: TransportName = "auto"
     hierarchical: Hierarchical = False
+    measures: bool = field(init=False, repr=False)
+    """True if the density follows what steps take; see `modes/auto_density.py`."""
     present_density: float = field(init=False, repr=False)
     """The fraction that is selected now."""
     _given_density: float | Literal["auto"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._set(measures=is_auto(self.density), _given_density=self.density)
         if not self.measures:
             check_real("density", self.density, 'in (0, 1], or "auto"', lambda x: 0 < x <= 1)
-        self._set(_given_density=self.density)
         self._set(present_density=self._first_density)
         if self.measures and self.hierarchical:
             raise OptionError("density must be a number where a host is one worker; got density='auto' and "
@@ -83,11 +85,6 @@ class Scheme(Compression):
     def k_of(self, n: int) -> int:
         """Return the number of elements to select of n."""
         return elements(self.present_density, n)
-
-    @property
-    def measures(self) -> bool:
-        """True if the density follows what steps take; see `modes/auto_density.py`."""
-        return is_auto(self.density)
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:  # noqa: ARG002
         """Return all options by name."""
