@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..transport.base import Counts, Transport, allgather_rows
 from ..vectors.sparse import Indices
 from ..vectors.wire import Extent
+from .link import Route
 
 SAMPLES = 64
 """Quantiles that each rank contributes to a cut."""
@@ -60,6 +61,11 @@ class Regions:
         """Return the extent of each message, from the number of its elements, if all lie in one region."""
         start, stop = self.boundaries[region:region + 2].tolist()
         return [Extent(count, start, stop) for count in sizes.tolist()]
+
+    def routes(self, rank: int) -> tuple[Route, Route]:
+        """Return the messages that a rank sends, ordered by region, and those that it receives, ordered by rank."""
+        received = enumerate(self.extents_within(self.of(rank), self.received))
+        return list(zip(self.order.tolist(), self.extents(self.sent), strict=True)), list(received)
 
 
 def count_by_region(indices: Indices, boundaries: Indices) -> Counts:

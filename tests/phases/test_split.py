@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from horovod_oktopk.phases.balance import BalancePlan
 from horovod_oktopk.phases.regions import Regions, count_by_region
-from horovod_oktopk.phases.split import plan_split
 
 SELECTIONS = st.integers(1, 6).flatmap(lambda size: st.tuples(
     st.lists(st.sets(st.integers(0, 39)).map(sorted), min_size=size, max_size=size),
@@ -34,7 +33,7 @@ def assert_plans_fit(plans):
 @given(SELECTIONS)
 def test_every_element_goes_to_the_owner_of_its_region(case):
     selections, _, _ = case
-    plans = [plan_split(regions, rank) for rank, regions in enumerate(regions_of(*case))]
+    plans = [regions.routes(rank) for rank, regions in enumerate(regions_of(*case))]
     regions = regions_of(*case)[0]
     assert_plans_fit(plans)
     for (sent, received), indices in zip(plans, selections, strict=True):
