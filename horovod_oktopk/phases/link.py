@@ -27,13 +27,13 @@ class Link:
     def fitted_to(self, selection: Selection) -> tuple[Link, Selection]:
         """Return the link whose format suits a selection, and the selection with the values that arrive."""
         codec = self.codec.for_magnitudes(*selection.ends)
-        return replace(self, codec=codec), selection.rounded(codec)
+        return replace(self, codec=codec), replace(selection, sent=codec.round(selection.elements))
 
     def send_and_receive(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
         """Send every rank its part of a vector; return the parts for this one, in the order of `received`.
 
-        `sent` holds the extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own
-        part is not encoded.
+        `sent` holds the extents of consecutive parts of the vector. Empty parts are left out, except this rank's
+        own, which is not encoded.
         """
         own, ends = self.transport.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
         parts = {rank: vector[start:stop] for (rank, _), (start, stop)
@@ -45,8 +45,7 @@ class Link:
         arrived = {own: parts[own]}
         for batch in self.transport.send_and_receive(outgoing, incoming):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
-        nothing = SparseVector.empty(self.codec.dtype)
-        return [arrived.get(rank, nothing) for rank, _ in received]
+        return [arrived[rank] for rank, _ in received if rank in arrived]
 
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
         """Return all ranks' vectors, in the order of `received`, which holds every rank."""

@@ -65,7 +65,7 @@ class SameBlocksAllreduce(Algorithm):
         assert isinstance(blocks, RunVector)
         regions = _regions_of_blocks(len(mine), link)
         sums = split_and_reduce(RunVector.between(0, mine.sent.values), regions, link)
-        kept = _all_of(sums).rounded(link.codec)
+        link, kept = link.fitted_to(_all_of(sums))
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
         moved = (np.maximum.reduceat(np.abs(total.values), np.arange(0, len(mine), BLOCK)) if len(mine)
                  else total.values)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..vectors.sparse import Indices, SparseVector, Values, sum_of
-from ..vectors.wire import WireCodec
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,6 @@ class Selection:
 
     def __len__(self) -> int:
         return len(self.elements)
-
-    def rounded(self, codec: WireCodec) -> Selection:
-        """Return the selection as the codec sends it."""
-        return replace(self, sent=codec.round(self.elements))
 
     def lost(self) -> SparseVector:
         """Return what rounding took from the elements."""
