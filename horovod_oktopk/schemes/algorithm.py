@@ -93,7 +93,7 @@ class Call:
     kept: int
     """k', the number of elements to keep of the sum."""
     lengths: Counts
-    """Number of elements that each worker has selected, at most: shape (P,)."""
+    """Number of elements that each rank has selected, at most: shape (P,)."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class GTopkAllreduce(Algorithm):
         with link.transport.phase("broadcast_tree"):
             update, lost = _broadcast(merged, dropped, codec, link.transport)
         reached = mine.sent.positions_in(update.compress(~lost))
-        return Result(update, mine.sent.take(reached).indices, Memory(call.t), mine.elements)
+        return Result(update, mine.sent.indices[reached], Memory(call.t), mine.elements)
 
 
 def tree_distances(size: int) -> list[int]:

@@ -48,7 +48,7 @@ class OkTopkAllreduce(Algorithm):
         update = balance_and_allgatherv(kept.sent, sizes_by_region, balances, regions, link)  # line 13
         reached = mine.sent.positions_in(update)  # line 14
         remembered = Memory(call.t, regions.boundaries, kept.threshold)
-        return Result(update, mine.sent.take(reached).indices, remembered, mine.elements,  # line 15
+        return Result(update, mine.sent.indices[reached], remembered, mine.elements,  # line 15
                       remainder(mine, reached, kept), regions.is_new, balances)
 
     def _regions(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Division:

@@ -69,7 +69,7 @@ def complete(begun: Begun) -> Outcome:
     Raise AgreementError or TransportError, on every rank.
     """
     algorithm, mine, memory, transport = begun.algorithm, begun.mine, begun.memory, begun.transport
-    report, size = begun.report, algorithm.workers(transport)
+    report = begun.report
     with transport.phase("agree"):
         said = replace(begun.said, counts=algorithm.counts(mine, report.n, memory, transport.size))
         heard = roll_call(said, transport)
@@ -78,7 +78,7 @@ def complete(begun: Begun) -> Outcome:
         return Outcome(report, memory, not_finite=heard.not_finite, level=heard.level)
     link, mine = Link(transport, WireCodec(mine.dtype, algorithm.value_dtype)).fitted_to(mine)
     call = Call(t=report.step, in_sync=heard.in_sync, counts=heard.counts, n=report.n, k=said.k, kept=report.global_k,
-                lengths=np.full(size, said.k))
+                lengths=np.full(transport.size, said.k))
     result = algorithm.exchange(mine, call, memory, link)
     report.local_selected, report.global_selected = len(result.selected), len(result.update)
     report.global_threshold = result.memory.threshold or 0.0

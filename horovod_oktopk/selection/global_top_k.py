@@ -153,9 +153,8 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int, transport: Tra
     return found if found and found[0] else _kth_between(ascending, certain, k, transport)
 
 
-def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
-    start, stop = np.searchsorted(ascending, np.array([bracket.lowest, bracket.limit], ascending.dtype))
-    return start, stop
+def _within(bracket: Bracket, ascending: Bits) -> Counts:
+    return np.searchsorted(ascending, np.array([bracket.lowest, bracket.limit], ascending.dtype))
 
 
 def _kth_between(ascending: Bits, bracket: Bracket, k: int, transport: Transport) -> Kth | None:

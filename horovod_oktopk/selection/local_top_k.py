@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import KERNELS
-from ..vectors.sparse import SparseVector
+from ..vectors.sparse import SparseVector, Values
 from .accumulator import Accumulator
 
 SAMPLE_HITS = 512
@@ -51,18 +51,18 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = KERNELS.kth_magnitude(candidates.values, k)
-            acc.expect_threshold(_next_bound(candidates, k), limit=min(BUFFER_FACTOR * k, acc.n // 4))
+            acc.expect_threshold(_next_bound(candidates.values, k), limit=min(BUFFER_FACTOR * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
     return 0.0, candidates
 
 
-def _next_bound(candidates: SparseVector, k: int) -> float:
+def _next_bound(candidates: Values, k: int) -> float:
     """Estimate a threshold that about SPARE * k elements pass, from which the next step is to collect.
 
     If fewer are known, magnitudes are assumed to go on falling as they do over the last third of the ranks.
     """
-    sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
+    sample = candidates[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates
     known, wanted = len(sample), SPARE * k * len(sample) / len(candidates)
     if wanted <= known:
         return KERNELS.kth_magnitude(sample, max(1, int(wanted)))
