@@ -55,14 +55,15 @@ def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Tra
     region. If these are all counts, the owners are those who keep most elements on their rank. Otherwise rank j owns
     region j, and the load is gathered: two words of each rank.
     """
-    rank, mine = transport.rank, count_by_region(indices, boundaries)
+    rank = transport.rank
     if counts.shape[1] == transport.size:
         rotation, ranks = owner_rotation(counts), np.arange(transport.size)
         owned = (ranks - rotation) % transport.size
         kept = counts[ranks, owned]
-        return Division(boundaries, mine, counts[:, owned[rank]], rotation, load_sent=counts.sum(axis=1) - kept,
-                        load_received=counts.sum(axis=0)[owned] - kept, is_new=is_new)
-    received = counts[:, 0]
+        return Division(boundaries, counts[rank], counts[:, owned[rank]], rotation,
+                        load_sent=counts.sum(axis=1) - kept, load_received=counts.sum(axis=0)[owned] - kept,
+                        is_new=is_new)
+    mine, received = count_by_region(indices, boundaries), counts[:, 0]
     moved = np.array([mine.sum() - mine[rank], received.sum() - received[rank]]).astype(np.uint32)
     sent, arrived = allgather_rows(moved, transport).astype(np.int64).T
     return Division(boundaries, mine, received, load_sent=sent, load_received=arrived, is_new=is_new)
