@@ -44,7 +44,8 @@ class OkTopkAllreduce(Algorithm):
         regions = self._regions(mine, call, memory, link)  # lines 5-7
         sums = split_and_reduce(mine.sent, regions, link)  # line 8
         kept, sizes_by_region, link = self._keep(sums, mine, call, memory, regions, link)  # lines 9-12
-        balances = self._balances(sizes_by_region, call, regions)
+        balances = (needs_balance(sizes_by_region, self.balance_trigger)  # and as far as the bound allows
+                    and regions.fits_balanced(sizes_by_region, allowed_words(call)))
         update = balance_and_allgatherv(kept.sent, sizes_by_region, balances, regions, link)  # line 13
         reached = mine.sent.positions_in(update)  # line 14
         remembered = Memory(call.t, regions.boundaries, kept.threshold)
@@ -55,7 +56,7 @@ class OkTopkAllreduce(Algorithm):
         """Return the regions of this step: those of the last step, while they are balanced."""
         indices, transport = mine.sent.indices, link.transport
         with transport.phase("agree"):
-            if call.in_sync and not _is_due(call.t, self.options.region_interval):
+            if not _is_due(call, self.options.region_interval):
                 assert memory.boundaries is not None
                 regions = divide(memory.boundaries, indices, call.counts, transport)
                 if regions.fits_regions(call.k, oktopk_bound(call.k, transport.size)):  # whatever is kept of the sum
@@ -74,8 +75,7 @@ class OkTopkAllreduce(Algorithm):
         with transport.phase("global_select"):
             if call.kept >= min(call.n, call.lengths.sum()):  # there cannot be more sums
                 kept, sizes_by_rank = keep_all(sums, transport, local_threshold, self.value_dtype is not None)
-            elif (self.options.selection == "reuse" and call.in_sync
-                  and not _is_due(call.t, self.options.threshold_interval)):
+            elif self.options.selection == "reuse" and not _is_due(call, self.options.threshold_interval):
                 assert memory.threshold is not None
                 fits = partial(regions.fits, words_by_rank=allowed_words(call))
                 kept, sizes_by_rank = top_k_by_reuse(
@@ -84,11 +84,6 @@ class OkTopkAllreduce(Algorithm):
                 kept, sizes_by_rank = global_top_k(sums, call.kept, regions.order, transport, local_threshold)
             link, kept = link.fitted_to(kept)
             return kept, sizes_by_rank[regions.order], link
-
-    def _balances(self, sizes_by_region: Counts, call: Call, regions: Division) -> bool:
-        """Return True if blocks are made equal before they are gathered: if they are uneven, within the bound."""
-        return (needs_balance(sizes_by_region, self.balance_trigger)
-                and regions.fits_balanced(sizes_by_region, allowed_words(call)))
 
     def global_k(self, k: int, n: int, size: int) -> int:
         return self.options.global_k_of(k, n, size, self.unit)
@@ -157,13 +152,13 @@ class OkTopk(Scheme):
 
     def global_k_of(self, k: int, n: int, size: int, unit: Unit = "gradients") -> int:
         """Return k', the number of elements to keep of the sum, if each of `size` ranks selects k of n."""
-        kept, given = self._given_global_density, self._first_density
+        kept = self._given_global_density
         if kept is None:
             wanted = self._default_multiple(unit) * k
-        elif k == elements(given, n):
+        elif k == elements(self._first_density, n):
             wanted = elements(kept, n)
         else:  # the density has changed
-            wanted = elements(kept / given, k)
+            wanted = elements(kept / self._first_density, k)
         return min(wanted, n, k * size)
 
     @property
@@ -208,5 +203,6 @@ def allowed_words(call: Call) -> Words:
     return 2 * call.lengths + (oktopk_bound(call.k, len(call.lengths), call.kept) - 2 * call.k)
 
 
-def _is_due(t: int, interval: int) -> bool:
-    return (t - 1) % interval == 0
+def _is_due(call: Call, interval: int) -> bool:
+    """Return True if what ranks remember is to be found anew: every `interval` steps, or as they differ in it."""
+    return not call.in_sync or (call.t - 1) % interval == 0
