@@ -59,7 +59,7 @@ class SameBlocksAllreduce(Algorithm):
         """
         if (call.counts != call.counts[0]).any():
             logger.warning(ANEW, call.t)
-            nothing = SparseVector.empty(mine.dtype)
+            nothing = SparseVector.empty(mine.elements.values.dtype)
             return Result(nothing, None, Memory(call.t), nothing)
         blocks = mine.elements
         assert isinstance(blocks, RunVector)

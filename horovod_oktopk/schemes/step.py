@@ -76,7 +76,7 @@ def complete(begun: Begun) -> Outcome:
     report.step, report.same_rates, report.finite = heard.step + 1, heard.same_rates, heard.finite
     if not report.finite:
         return Outcome(report, memory, not_finite=heard.not_finite, level=heard.level)
-    link, mine = Link(transport, WireCodec(mine.dtype, algorithm.value_dtype)).fitted_to(mine)
+    link, mine = Link(transport, WireCodec(mine.elements.values.dtype, algorithm.value_dtype)).fitted_to(mine)
     call = Call(t=report.step, in_sync=heard.in_sync, counts=heard.counts, n=report.n, k=said.k, kept=report.global_k,
                 lengths=np.full(transport.size, said.k))
     result = algorithm.exchange(mine, call, memory, link)

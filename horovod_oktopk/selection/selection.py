@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -31,10 +30,6 @@ class Selection:
         """Return a selection whose values are sent unchanged; the ends go from the threshold up, if not given."""
         ends = ends or (threshold, float(np.abs(elements.values).max(initial=0)))
         return Selection(elements, elements, threshold, ends)
-
-    @property
-    def dtype(self) -> Any:
-        return self.elements.values.dtype
 
     def __len__(self) -> int:
         return len(self.elements)
