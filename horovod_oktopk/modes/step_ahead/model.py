@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,13 @@ PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this ho
                 "call broadcast_optimizer_state(optimizer, root_rank=0)")
 
 
+class Before(NamedTuple):
+    """A checksum of w before the program can change it, and w - p then, on the host, in the order in memory."""
+
+    checksum: int
+    residual: Values
+
+
 class Model:
     """One rank's w and p. The accumulator holds w; the replica gives access to p, in the model."""
 
@@ -47,8 +54,7 @@ class Model:
         self._accumulator, self._replica = accumulator, replica
         self.anticipated: SparseVector | None = None
         """The vector by which p goes back before an exchange is applied; to be None if p is set anew before."""
-        self._before: tuple[int, Values] | None = None
-        """A checksum of w before `shared_parameters`, and w - p then, on the host, in the order in memory."""
+        self._before: Before | None = None  # inside `shared_parameters`
 
     def passes(self, event: Event) -> None:
         """Pass on to the state that follows an event."""
@@ -64,7 +70,7 @@ class Model:
     def show(self) -> None:
         """Put w into the model, in place of p."""
         with np.errstate(over="ignore", invalid="ignore"):  # training may have diverged, and w is intact
-            self._before = self._checksum(), self._residual()
+            self._before = Before(self._checksum(), self._residual())
         self.swap()
         self.passes(Event.SHOW)
 
@@ -82,9 +88,9 @@ class Model:
         w - p, as training has diverged, is dropped then.
         """
         before = self._before
-        if before is not None and (checksum := self._checksum()) != before[0]:
-            residual = np.nan_to_num(before[1], copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-            self._before = checksum, residual
+        if before is not None and (checksum := self._checksum()) != before.checksum:
+            residual = np.nan_to_num(before.residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            self._before = Before(checksum, residual)
             self._replica.assign(self._accumulator.minus(residual))
             self.update_digest()
             self.passes(Event.CHANGE)
