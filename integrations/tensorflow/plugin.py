@@ -233,7 +233,7 @@ def _wrap_tapes(make: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(asked.get("groups"), list):
             asked["groups"] = [list(map(tensor_of, group)) for group in asked["groups"]]
         stock = make(*call.args, **call.kwargs)
-        return tape.distribute_densely(asked["gradtape"], stock._allreduce_grads,
-                                       stock.process_set if stock.scale_local_gradients else None)
+        return tape.view_of(asked["gradtape"], stock._allreduce_grads,
+                            stock.process_set if stock.scale_local_gradients else None, trains_densely=True)
 
     return wrapped

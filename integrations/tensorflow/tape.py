@@ -27,8 +27,6 @@ NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: 
            "a Keras optimizer, or OkTopk with a tape")
 DIFFERENTIATED = ("what a distributed tape returns cannot be differentiated, as the exchange has no derivative: take "
                   "the inner gradient from a plain tf.GradientTape, and distribute the outer tape")
-
-
 ROWS = ("a distributed tape takes no jacobian, each row of which would be reduced as the gradient of a step: take it "
         "from the plain tf.GradientTape, and reduce it by hvd.allreduce")
 
@@ -36,7 +34,7 @@ ROWS = ("a distributed tape takes no jacobian, each row of which would be reduce
 class DistributedTape:
     """The part that comes before a tape's own class. It has all attributes in common with the user's tape.
 
-    `distribute` gives each tape's class what is below.
+    `view_of` gives each tape's class what is below.
     """
 
     _reduced: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
@@ -96,16 +94,11 @@ def distribute(gradtape: tf.GradientTape, compression: Any, op: Any, process_set
         raise PluginError(NO_TAPE.format(name=type(options).__name__))
     runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
     reduce = partial(_without_derivative, partial(runs.reduce_before_step, density=options.present_density))
-    return _view_of(gradtape, reduce, process_set if scale_local_gradients else None)
+    return view_of(gradtape, reduce, process_set if scale_local_gradients else None)
 
 
-def distribute_densely(gradtape: tf.GradientTape, reduce: Any, divide_by: Any) -> tf.GradientTape:
-    """Return a view of a tape, whose gradients Horovod's function reduces."""
-    return _view_of(gradtape, reduce, divide_by, trains_densely=True)
-
-
-def _view_of(gradtape: tf.GradientTape, reduce: Any, divide_by: Any,
-                trains_densely: bool = False) -> tf.GradientTape:
+def view_of(gradtape: tf.GradientTape, reduce: Any, divide_by: Any, trains_densely: bool = False) -> tf.GradientTape:
+    """Return a view of a tape, whose gradients `reduce` reduces: Horovod's function if it `trains_densely`."""
     plain = next(cls for cls in type(gradtape).__mro__ if not issubclass(cls, DistributedTape))
     local: set[Any] = set()
     cls = type(plain.__name__, (DistributedTape, plain), {
