@@ -150,25 +150,16 @@ class Runs(Generic[One]):
         for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
             before.mode.suspend(for_another=True)
         self.by_key[key] = run
-        for variable in variables:
-            self._own(tensor_of(variable))
-            weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False
-        beside = () if self.are_of_tapes else [each for each in STATES if each.served.isdisjoint(key)]
+        are_of_tapes = self.states is STATES
+        # Those of StepAhead live as long as a variable with this rank's own values: longer than the optimizer, maybe.
+        kept = (lambda: self) if self.kind.reads_memory else weakref.ref(self)
+        for tensor in map(tensor_of, variables):
+            tensor._oktopk_runs = None if are_of_tapes else kept
+            weakref.finalize(tensor, _forget, weakref.ref(self), key).atexit = False
+        beside = () if are_of_tapes else [each for each in STATES if each.served.isdisjoint(key)]
         for state in (*self.states, *beside):
             state.hand_to(run, key)
         return run
-
-    @property
-    def are_of_tapes(self) -> bool:
-        return self.states is STATES
-
-    def _own(self, tensor: tf.Variable) -> None:
-        """Note on a variable which optimizer's runs these are.
-
-        Those of StepAhead live as long as it, which holds this rank's own values: longer than the optimizer, maybe.
-        """
-        kept = (lambda: self) if self.kind.reads_memory else weakref.ref(self)
-        tensor._oktopk_runs = None if self.are_of_tapes else kept
 
 
 class GradientRuns(Runs[GradientRun]):
@@ -227,7 +218,6 @@ class PartialRuns(Runs[PartialRun]):
         run.step(gradients, local)
 
     def synchronize_replicas(self) -> None:
-        """Serve rounds until all ranks are here. Collective."""
         for run in self.present().values():
             run.synchronize()
 
