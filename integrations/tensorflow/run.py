@@ -159,7 +159,7 @@ class StepAheadRun(Run):
 
     def _others(self) -> list[StepAheadRun]:
         """Return the runs of other optimizers over some of these variables, which take turns with this one."""
-        return [each for each in runs_over(self.tensors) if each is not self]
+        return [each for each in runs_over(key_of(self.tensors)) if each is not self]
 
     def resume(self) -> None:
         """See Run. Where runs take turns, one that has the variables keeps them until another steps."""
@@ -234,16 +234,11 @@ class PartialRun(Run):
         return [np.array(rate), *gradients.written]
 
 
-def runs_over(variables: Sequence[Any]) -> list[StepAheadRun]:
-    """Return the runs that hold parameters, and train one of these variables, whatever optimizer has them."""
-    return runs_over_key(key_of(variables))
-
-
-def runs_over_key(identities: Sequence[int]) -> list[StepAheadRun]:
-    """Return the same by the variables' identities."""
-    wanted = set(identities)
-    return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
-            if not wanted.isdisjoint(key)]
+def runs_over(key: tuple[int, ...]) -> list[StepAheadRun]:
+    """Return the runs that hold parameters, and train one of the key's variables, whatever optimizer has them."""
+    wanted = set(key)
+    return [run for each in list(ALL) if each.kind.reads_memory for known, run in each.present().items()
+            if not wanted.isdisjoint(known)]
 
 
 class Handover:
@@ -251,12 +246,12 @@ class Handover:
 
     def take_over(self, variables: Sequence[Any]) -> None:
         """Have the variables hold what all ranks share, if they are StepAhead's when this step is traced."""
-        if runs_over(variables):
-            tensors = list(map(tensor_of, variables))
-            call(self._take_over, [], touched=tensors, given=(key_of(variables),))
+        key = key_of(variables)
+        if runs_over(key):
+            call(self._take_over, [], touched=list(map(tensor_of, variables)), given=(key,))
 
     def _take_over(self, key: tuple[int, ...]) -> None:
-        for run in runs_over_key(key):
+        for run in runs_over(key):
             run.mode.suspend(for_another=True)
             for tensor in run.tensors:
                 tensor._oktopk_runs = None

@@ -147,7 +147,7 @@ class Runs(Generic[One]):
         """Return a new run of these variables, with the gradients of its first step."""
         run = self._make(variables, gradients)
         run.mode.adopts = self.adopts
-        for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
+        for before in runs_over(key):  # of an optimizer that has had these: the model holds w then
             before.mode.suspend(for_another=True)
         self.by_key[key] = run
         are_of_tapes = self.states is STATES

@@ -25,7 +25,7 @@ from horovod_oktopk.tensorflow.private import built_with
 from horovod_oktopk.tensorflow.registry import OF_TAPES, all_runs_of, each_run_of, runs_beside, runs_by_optimizer
 from horovod_oktopk.tensorflow.run import Run, runs_over
 from horovod_oktopk.tensorflow.runs import STATES, Runs, WaitingState
-from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
+from horovod_oktopk.tensorflow.variables import is_variable, key_of, tensor_of, trained_by, variables_in
 from horovod_oktopk.transport.elastic import ElasticState
 
 PathLike = str | os.PathLike[str]
@@ -86,8 +86,8 @@ def owners_of(target: Any) -> list[Target] | None:
         return [Target([target])]
     if not hasattr(type(target), "variables") and not all_runs_of(target):
         return None
-    known = (all_runs_of(target) or variables_in(target, "trainable_variables") or runs_over(variables_in(target))
-             or registry.trains_densely(target))
+    known = (all_runs_of(target) or variables_in(target, "trainable_variables") or registry.trains_densely(target)
+             or runs_over(key_of(variables_in(target))))
     return [Target(target)] if known else []
 
 
@@ -125,7 +125,7 @@ def _count_states(target: Any) -> list[int]:
 
 def _runs_of(target: Any) -> list[Run]:
     own = (run for run in each_run_of(target) if run.mode.reads_memory)
-    return list(dict.fromkeys([*own, *runs_over(variables_in(target))]))
+    return list(dict.fromkeys([*own, *runs_over(key_of(variables_in(target)))]))
 
 
 def meet(target: Any, doing: str) -> None:
@@ -295,7 +295,7 @@ class ElasticVariables(ElasticState):
 def _runs(state: Any) -> list[Run]:
     if isinstance(state, TensorFlowState):
         variables = list(state.variables)
-        return list(dict.fromkeys([*each_run_of(variables), *runs_over(variables)]))
+        return list(dict.fromkeys([*each_run_of(variables), *runs_over(key_of(variables))]))
     return each_run_of(state.optimizer) or each_run_of(state.model)
 
 
