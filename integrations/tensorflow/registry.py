@@ -28,19 +28,18 @@ def runs_of_tapes(options: Scheme, op: Any, process_set: Any, sparse_as_dense: b
     return OF_TAPES[key]
 
 
-def runs_of(target: Any) -> Runs[Any] | None:
-    """Return the Runs of an optimizer, or of a model's optimizer; None if it has none."""
-    found = getattr(vars(target).get("oktopk") if hasattr(target, "__dict__") else None, "runs", None)
-    if isinstance(found, Runs):
-        return found
-    inner = (getattr(target, name, None) for name in ("optimizer", "inner_optimizer"))
-    return next((found for each in inner if each is not None and (found := runs_of(each))), None)
+def _steps_of(target: Any) -> list[Any]:
+    """Return the Steps of a distributed optimizer, which may be inside another one; or of all that a model has."""
+    if isinstance(target, tf.keras.optimizers.Optimizer) and hasattr(target, "oktopk"):
+        return [target.oktopk]
+    inner = (optimizers_of(target) if isinstance(target, tf.keras.Model) else
+             [getattr(target, name, None) for name in ("optimizer", "inner_optimizer")])
+    return [steps for each in inner if each is not None for steps in _steps_of(each)]
 
 
 def all_runs_of(target: Any) -> list[Runs[Any]]:
     """Return those of an optimizer; or of all optimizers that a model has."""
-    holders = optimizers_of(target) if isinstance(target, tf.keras.Model) else [target]
-    return [found for holder in holders if (found := runs_of(holder)) is not None]
+    return [steps.runs for steps in _steps_of(target) if steps.runs is not None]
 
 
 def runs_beside(target: Any) -> list[Runs[Any]]:
@@ -53,9 +52,7 @@ def runs_beside(target: Any) -> list[Runs[Any]]:
 
 def trains_densely(target: Any) -> bool:
     """Return True for an optimizer that reduces all elements, and for a model that has one."""
-    holders = optimizers_of(target) if isinstance(target, tf.keras.Model) else [target]
-    inner = (getattr(each, "inner_optimizer", each) for each in holders)
-    return any(hasattr(each, "oktopk") and each.oktopk.runs is None for each in inner)
+    return any(steps.runs is None for steps in _steps_of(target))
 
 
 def runs_by_optimizer(target: Any) -> list[list[Run]]:

@@ -268,6 +268,8 @@ def check_dense_trains_by_the_same_program() -> None:
     for other in trained[2:]:
         np.testing.assert_array_equal(other, trained[1])
     np.testing.assert_allclose(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    hvd_keras.set_density(hvd_keras.DistributedOptimizer(scaled, compression=Dense()), 0.5)
 
 
 def check_stock_horovods_callback_is_told_from_this_packages() -> None:
