@@ -204,7 +204,8 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
         super().__init__(n, dtype, kernels)
-        self.residual, self._acc = (np.full(n, 0, self.dtype) for _ in range(2))  # np.zeros asks for no huge pages
+        self.residual = self._allocate()
+        self._acc = self._allocate()
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
         return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), clear)
@@ -258,6 +259,10 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
 
     def load_residual(self, values: Values) -> None:
         self.residual[:] = values
+
+    def _allocate(self) -> NDArray[Any]:
+        """Return a buffer of n zeros; NumPy asks for huge pages for np.full, and not for np.zeros."""
+        return np.full(self.n, 0, self.dtype)
 
 
 class EmptyAccumulator(Accumulator):

@@ -9,13 +9,13 @@ from functools import partial, wraps
 from typing import Any
 
 import tensorflow as tf
-from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.operations import when
+from horovod_oktopk.tensorflow.passes import Passes
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
 from horovod_oktopk.tensorflow.run import HANDOVER, Local, Run, StepAheadRun
 from horovod_oktopk.tensorflow.runs import RUNS, GradientRuns, Runs, StepAheadRuns
@@ -55,9 +55,7 @@ class Steps:
         self.local_variables: set[Any] = set()
         self._reduced = partial(reduced_but_local, reduce, local=self.local_variables,
                                 divide_by=process_set if scale_local_gradients else None)
-        self._half = passes // 2
-        self._passes = None if passes == 1 else LocalGradientAggregationHelperEager(
-            passes, self._reduced, sparse_as_dense, average, process_set, False)
+        self._passes = Passes(passes, average, sparse_as_dense) if passes > 1 else None
         self.has_warned = False  # of a configuration; see CONFIGURED
         self.has_applied = False
         self._is_inside = False  # in a step, or while that is traced
@@ -96,18 +94,16 @@ class Steps:
                 self.runs.step(reduced, variables, step, all_variables=all_variables,
                                checks_overflow=checks_overflow)
 
-        if self._passes is None:
+        passes = self._passes
+        if passes is None:
             act(self._reduced(gradients, variables))
             return
-        tensors = tuple(map(tensor_of, variables))
-        # Horovod's helper drops what was added up for a variable that has no gradient in the last pass.
-        added = tuple(tf.zeros_like(tensor) if gradient is None else gradient
-                      for gradient, tensor in zip(gradients, tensors, strict=True))
-        reduced = self._passes.compute_gradients(added, tensors)
-        when(tf.equal(self._passes.counter, 0), lambda: act(reduced), otherwise=skip)
+        count = passes.add(gradients, variables)
+        when(tf.equal(count, passes.number),
+             lambda: act(passes.taken(self._reduced, variables)), otherwise=skip)
         if isinstance(self.runs, StepAheadRuns) and self.runs.takes_part:
             run = self.runs.run_over(all_variables)
-            when(tf.equal(self._passes.counter, self._half), run.catch_up)
+            when(tf.equal(count, passes.number // 2), run.catch_up)
 
     def own_runs(self) -> list[Run]:
         """Return the runs whose variables hold this rank's own parameters now."""

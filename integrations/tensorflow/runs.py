@@ -22,7 +22,7 @@ from horovod_oktopk.tensorflow.operations import check_place
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.run import ALL, GradientRun, PartialRun, RateOf, Refusal, Run, StepAheadRun, runs_over
 from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
-from horovod_oktopk.tensorflow.variables import check_variables, key_of, name_of, tensor_of
+from horovod_oktopk.tensorflow.variables import ByVariables, check_variables, key_of, name_of, tensor_of
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
           "compile()" + ", or build it with all variables at first" * KERAS_3)
@@ -50,8 +50,7 @@ class Runs(Generic[One]):
         """See Mode.adopts; for the runs to come."""
         self._options, self._op, self.process_set = options, op, process_set
         self._sparse_as_dense, self._normalizes, self._rate = sparse_as_dense, normalizes, rate
-        self.by_key: dict[tuple[int, ...], One] = {}
-        """By the identities of the variables, with which the runs go."""
+        self.by_key: ByVariables[One] = ByVariables()
         self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
         ALL.add(self)
@@ -149,13 +148,12 @@ class Runs(Generic[One]):
         run.mode.adopts = self.adopts
         for before in runs_over(key):  # of an optimizer that has had these: the model holds w then
             before.mode.suspend(for_another=True)
-        self.by_key[key] = run
+        self.by_key.keep(variables, run)
         are_of_tapes = self.states is STATES
         # Those of StepAhead live as long as a variable with this rank's own values: longer than the optimizer, maybe.
         kept = (lambda: self) if self.kind.reads_memory else weakref.ref(self)
         for tensor in map(tensor_of, variables):
             tensor._oktopk_runs = None if are_of_tapes else kept
-            weakref.finalize(tensor, _forget, weakref.ref(self), key).atexit = False
         beside = () if are_of_tapes else [each for each in STATES if each.served.isdisjoint(key)]
         for state in (*self.states, *beside):
             state.hand_to(run, key)
@@ -229,13 +227,6 @@ RUNS: dict[Kind, type[Runs[Any]]] = {
 
 STATES: list[WaitingState] = []
 """States asked for variables of which no optimizer is known: for those of tapes, and of optimizers to come."""
-
-
-def _forget(runs: weakref.ref[Runs[Any]], key: tuple[int, ...]) -> None:
-    """Drop a run whose variable is gone. What calls this lives as long as they do, and must hold nothing that may."""
-    present = runs()
-    if present is not None:
-        present.by_key.pop(key, None)
 
 
 def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:

@@ -233,9 +233,7 @@ class LendingAccumulator(NumpyAccumulator):
         return sys.getrefcount(self._acc.base) > 2  # beside the spare itself, and the argument of this call
 
     def _allocate(self) -> Array:
-        owner = np.empty(self._starts[-1] + ALIGNMENT, np.uint8)
-        owner.fill(0)
-        return _array_in(owner, (self.n,), self.dtype)
+        return _array_in(np.full(self._starts[-1] + ALIGNMENT, 0, np.uint8), (self.n,), self.dtype)
 
 
 def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +20,7 @@ from horovod_oktopk.vectors.layout import Layout
 from horovod_oktopk.vectors.sparse import SparseVector, Values
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 def tensor_of(variable: Any) -> Any:
@@ -35,6 +37,25 @@ def is_variable(target: Any) -> bool:
 def key_of(variables: Iterable[Any]) -> tuple[int, ...]:
     """Return the identities of the tf.Variables."""
     return tuple(id(tensor_of(variable)) for variable in variables)
+
+
+class ByVariables(dict[tuple[int, ...], T]):
+    """Things by the identities of their variables, with which they go."""
+
+    def keep(self, variables: Iterable[Any], thing: T) -> None:
+        """Keep a thing until one of its variables is gone."""
+        tensors = list(map(tensor_of, variables))
+        key = key_of(tensors)
+        self[key] = thing
+        for tensor in tensors:
+            weakref.finalize(tensor, _forget, weakref.ref(self), key).atexit = False
+
+
+def _forget(things: weakref.ref[ByVariables[Any]], key: tuple[int, ...]) -> None:
+    """Drop a variable's thing as it goes. What calls this lives as long as variables, and must hold none of them."""
+    present = things()
+    if present is not None:
+        present.pop(key, None)
 
 
 def name_of(variable: Any) -> str:

@@ -6,6 +6,8 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,7 +17,7 @@ import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import AgreementError, Dense, Partial
-from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, shared_parameters, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import (
     DENSE,
@@ -205,6 +207,43 @@ def check_a_pass_without_a_gradient_counts_as_zero() -> None:
             mean = (1 + hvd.size()) / 2
             whole, part = (-np.asarray(variable)[0] / mean for variable in variables)
             np.testing.assert_allclose([whole, part], [111, 111 - 10 ** missing], rtol=1e-6)
+
+
+def check_each_list_of_variables_has_passes_of_its_own() -> None:
+    """Check it, as those of a GAN's two sides come in turn; the second may be traced after the first."""
+    for wrap, compression in itertools.product((lambda function: function, tf.function), (
+            OkTopk(density=1.0), StepAhead(Dense(), ahead=1), Dense(), hvd.Compression.none)):
+        optimizer = distribute(compression, keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        variables = [keras.Variable(tf.zeros(4)) if KERAS_3 else tf.Variable(tf.zeros(4)) for _ in range(2)]
+        optimizer.build(variables)
+        apply = optimizer.apply_gradients
+        one, other = (wrap(partial(apply, [(tf.fill([4], value), variable)]))
+                      for value, variable in zip((1.0, 100.0), variables, strict=True))
+        for one_pass in (one, other, one, other, one, other, other):  # the fifth is left over
+            one_pass()
+        with shared_parameters(optimizer) if isinstance(compression, OkTopk | StepAhead) else nullcontext():
+            assert [-np.asarray(variable)[0] for variable in variables] == [2.0, 400.0], compression
+
+
+def check_layers_are_frozen_between_passes() -> None:
+    """StepAhead trains the others, whatever was added up for those that are frozen."""
+    model = make_model()
+    optimizer = distribute(AHEAD, backward_passes_per_step=3)
+    fit(compiled(model, optimizer), [broadcast()])
+    model.layers[0].trainable = False
+    before = [each.numpy() for each in model.layers[-1].trainable_variables]
+    fit(compiled(model, optimizer), [broadcast()])
+    assert_equal_everywhere(hvd, weights(model))
+    after = model.layers[-1].trainable_variables
+    assert not any(np.array_equal(one, other.numpy()) for one, other in zip(before, after, strict=True))
+
+
+def check_sparse_gradients_of_several_passes_are_refused() -> None:
+    optimizer = distribute(OkTopk(density=0.1), keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    variable = keras.Variable(tf.zeros((4, 2))) if KERAS_3 else tf.Variable(tf.zeros((4, 2)))
+    optimizer.build([variable])
+    rows = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([1]), tf.constant([4, 2]))
+    assert "give sparse_as_dense=True" in refusal(lambda: optimizer.apply_gradients([(rows, variable)]))
 
 
 def check_half_of_the_passes_hide_an_exchange() -> None:
