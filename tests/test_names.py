@@ -15,7 +15,10 @@ from horovod_oktopk.transport.horovod import check_horovod
 
 TORCH = {"horovod.common.elastic.State.__init__", "horovod.torch.DistributedOptimizer", "horovod.torch.join",
          "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
-         "torch.amp.grad_scaler.GradScaler.unscale_"}
+         "torch.amp.grad_scaler.GradScaler.unscale_",
+         *(f"horovod.torch.mpi_ops._{kind}_async" for kind in (
+             "allgather", "allreduce", "alltoall", "broadcast", "grouped_allgather", "grouped_allreduce",
+             "grouped_reducescatter", "reducescatter"))}
 TENSORFLOW = {"horovod._keras.create_distributed_optimizer", "horovod._keras.load_model",
               "horovod.common.elastic.State.__init__",
               "horovod.tensorflow.DistributedGradientTape", "horovod.tensorflow.DistributedOptimizer",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -62,3 +65,29 @@ class HorovodPeers(Peers):
 
 def _op(average: bool) -> Any:
     return hvd.Average if average else hvd.Sum
+
+
+def name_operations() -> None:
+    """Have operations of Horovod that the program does not name be named by their order, alike on all ranks.
+
+    Horovod names them by a count of all operations, in which those of an exchange beside the program come at any place.
+    """
+    for name, start in list(vars(hvd.mpi_ops).items()):
+        if name.startswith("_") and name.endswith("_async"):
+            setattr(hvd.mpi_ops, name, _naming(start))
+
+
+def _naming(start: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(start)
+
+    @functools.wraps(start)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        if call.arguments["name"] is None:
+            call.arguments["name"] = f"{start.__name__}.unnamed.{next(_numbers)}"
+        return start(*call.args, **call.kwargs)
+
+    return wrapped
+
+
+_numbers = itertools.count()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 SEEN = {"horovod": "0.28.1"}
-NAMES = ("horovod.torch.mpi_ops:_basics.MPI_LIB_CTYPES.horovod_shutdown",)
+NAMES = ("horovod.torch.mpi_ops:_basics.MPI_LIB_CTYPES.horovod_shutdown", "horovod.torch.mpi_ops:_allreduce_async")
 """Modules and what is in them. Of objects: `_handlers` of an elastic TorchState."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -199,6 +200,19 @@ def check_missing_sparse_and_frozen_gradients_are_nobodys_business() -> None:
         words = torch.tensor([hvd.rank(), 5, 7 + step])
         descend(optimizer, model["out"](model["table"](words)).square().sum())
     assert_shared_is_equal(model, optimizer)
+
+
+def check_every_unnamed_operation_of_the_program_meets_its_like() -> None:
+    """Horovod would name them by a count that an exchange, beside them, raises at another time on each rank."""
+    needs(hasattr(hvd, "mpi_ops"), "Horovod's own operations")
+    model, optimizer = made(StepAhead(OkTopk(density=0.05, transport="horovod")))
+    for step in range(20):
+        train(model, optimizer, range(step, step + 1))
+        time.sleep(0.002 * ((step + hvd.rank()) % 3))
+        given = torch.ones(1, requires_grad=True)
+        total = hvd.allreduce(given, op=hvd.Sum)
+        total.backward()
+        assert (total.item(), given.grad.item()) == (hvd.size(), hvd.size())
 
 
 def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:
