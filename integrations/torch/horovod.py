@@ -70,7 +70,7 @@ def _op(average: bool) -> Any:
 def name_operations() -> None:
     """Have operations of Horovod that the program does not name be named by their order, alike on all ranks.
 
-    Horovod names them by a count of all operations, in which those of an exchange beside the program come at any place.
+    Horovod names them by a count of all operations, in which those of an exchange beside the program come anywhere.
     """
     for name, start in list(vars(hvd.mpi_ops).items()):
         if name.startswith("_") and name.endswith("_async"):
