@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -138,8 +138,12 @@ class Mode(ABC, Generic[Theirs]):
         `for_another` tells that another optimizer may move them in between.
         """
 
-    def resume(self) -> None:
-        """Continue, before the next step, with a state that was loaded."""
+    def resume(self, make_way: Callable[[], None] = lambda: None) -> None:
+        """Continue, before the next step, with a state that was loaded or suspended.
+
+        Do nothing if another optimizer has trained the parameters since. `make_way` is called before the parameters
+        become this rank's own.
+        """
 
     # Outside of a step.
 

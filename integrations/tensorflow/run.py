@@ -84,11 +84,11 @@ class Run:
         return tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
 
     def resume(self) -> None:
-        """Take a state that waits, on all ranks together; then the variables are this rank's own again."""
-        self._load()
+        """Have the variables be this rank's own again, if this run has had them at last."""
         self.mode.resume()
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Load a state that waits, on all ranks together."""
         if self.load_state_now is not None:
             take, self.load_state_now = self.load_state_now, None
             take(self.mode)
@@ -116,7 +116,7 @@ class GradientRun(Run):
         if density is not None and density != self._density:  # else `set_density` holds
             self.mode.set_density(density)
             self._density = density
-        self._load()
+        self.load()
         self.mode.reduction.tell_rates([float(rate)])
         gradients = DenseArrays(self._layout, arrays, self._lender)
         self.mode.reduce(gradients, bool(finite))
@@ -162,18 +162,27 @@ class StepAheadRun(Run):
         return [each for each in runs_over(key_of(self.tensors)) if each is not self]
 
     def resume(self) -> None:
-        """See Run. Where runs take turns, one that has the variables keeps them until another steps."""
-        if not any(other.mode.is_started for other in self._others()):
-            self._take_turn()
+        self.mode.resume(self._make_way)
 
-    def _take_turn(self) -> None:
-        if not self.mode.is_started:
-            for other in self._others():
-                other.mode.suspend(for_another=True)
-        super().resume()
+    def _make_way(self) -> None:
+        for other in self._others():
+            other.give_way()
+
+    def give_way(self) -> None:
+        """Have the variables hold what all ranks share, as another optimizer is about to train them."""
+        self.mode.suspend(for_another=True)
+        take = self.load_state_now
+        if take is not None:
+            def take_late(mode: Mode[Any]) -> None:
+                take(mode)
+                mode.suspend(for_another=True)
+
+            self.load_state_now = take_late
 
     def _begin(self, form: Form, scaled: bool, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
-        self._take_turn()
+        if not self.mode.is_started:
+            self._make_way()
+        self.load()
         self.mode.reduction.tell_rates([float(rate)])
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)), scaled=scaled)
         self.factor.assign(self.mode.coefficient * self.mode.gain)
@@ -211,7 +220,7 @@ class PartialRun(Run):
                                         process_set=self._process_set))
 
     def _hand_in(self, rate: Array, *arrays: Array) -> list[Array]:
-        self._load()
+        self.load()
         count = self.mode.begin(DenseArrays(self._layout, arrays), [float(rate)])
         return [np.array(count, np.int32)]
 
@@ -252,7 +261,7 @@ class Handover:
 
     def _take_over(self, key: tuple[int, ...]) -> None:
         for run in runs_over(key):
-            run.mode.suspend(for_another=True)
+            run.give_way()
             for tensor in run.tensors:
                 tensor._oktopk_runs = None
 

@@ -146,8 +146,8 @@ class Runs(Generic[One]):
         """Return a new run of these variables, with the gradients of its first step."""
         run = self._make(variables, gradients)
         run.mode.adopts = self.adopts
-        for before in runs_over(key):  # of an optimizer that has had these: the model holds w then
-            before.mode.suspend(for_another=True)
+        for before in runs_over(key):  # of an optimizer that has had these
+            before.give_way()
         self.by_key.keep(variables, run)
         are_of_tapes = self.states is STATES
         # Those of StepAhead live as long as a variable with this rank's own values: longer than the optimizer, maybe.

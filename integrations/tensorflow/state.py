@@ -108,9 +108,11 @@ def resume(target: Any) -> None:
         variables = getattr(target, "trainable_variables", None) or built_with(target)
         if variables:
             several[0].run_over(variables)
-    for each in several:  # not others that may have had these variables before
-        for run in each.present().values():
-            run.resume()
+    runs = [run for each in several for run in each.present().values()]  # not others that had these variables before
+    for run in runs:
+        run.load()
+    for run in runs:
+        run.resume()
 
 
 def _owners_of(target: Any) -> list[Runs[Any]]:

@@ -17,7 +17,8 @@ from horovod_oktopk.modes.make import Kind
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.partial.mode import PartialMode
 from horovod_oktopk.modes.step_ahead.messages import INSIDE
-from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
+from horovod_oktopk.modes.step_ahead.mode import GAVE_WAY, StepAheadMode
+from horovod_oktopk.state.records import Record
 from horovod_oktopk.torch_base.private import versions_of
 from horovod_oktopk.torch_base.registry import keep, release, runs_over
 from horovod_oktopk.torch_base.run import Run
@@ -77,7 +78,8 @@ class GradientRun(Run):
 class StepAheadRun(Run):
     """The optimizer steps over this rank's own gradients; its moves of the parameters are exchanged afterwards."""
 
-    _is_open = False  # inside shared_parameters, which was entered before the first step
+    _is_open = False  # inside shared_parameters
+    _was_loaded = False  # inside it
     _versions: Sequence[int] = ()  # of the parameters, after the last step or block
     _has_told = _has_told_frozen = False
 
@@ -133,25 +135,30 @@ class StepAheadRun(Run):
     def suspend(self, for_another: bool = False) -> None:
         if for_another:
             self.warn_if_overwritten()
+            self.waiting = [record | {"shared": GAVE_WAY} for record in self.waiting]
         super().suspend(for_another)
         if self.mode is not None:
             release(self.layout.parameters, self.optimizer)
 
+    def load(self, records: list[Record], part: Record | None) -> None:
+        super().load(records, part)
+        self._was_loaded = self._is_open
+
     @contextmanager
     def shared(self) -> Iterator[None]:
+        """See Owner. If a state is loaded inside, it goes on at the end, if it had the parameters at last."""
         self.warn_if_overwritten()
-        outer, self._is_open = self._is_open, self._is_open or self.mode is None
-        had_turn = self.mode is not None and self.mode.is_started
+        outer, self._is_open = self._is_open, True
         try:
             with super().shared():
                 yield
         finally:
             self._is_open = outer
             self._note_versions()
-        if self.waiting and self.ranks.takes_part:
-            self.current_mode().resume()
-        if self.mode is not None and self.mode.is_started and not had_turn:  # a state was loaded inside
-            self._take_turn()
+        if self._was_loaded and not outer and self.ranks.takes_part:
+            self._was_loaded = False
+            self.current_mode().resume(self._take_turn)
+            self._note_versions()
 
 
 class PartialRun(Run):

@@ -20,7 +20,7 @@ import logging
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NoReturn
@@ -52,6 +52,8 @@ logger = logging.getLogger("horovod_oktopk")
 OF_ONE_RANK: Mapping[str, Any] = {"shared": None, "steps": 0, "noise": None}
 """Fields of this mode's records alone, as one rank has them: a digest of w, by which a restored state knows its
 parameters; the steps since the last exchange; and GradientNoise. `start` takes them."""
+GAVE_WAY = ""
+"""In place of the digest: another optimizer may have moved w since."""
 LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for the exchange under way."""
 
@@ -122,7 +124,8 @@ class StepAheadMode(Mode[LocalGradients]):
         if reduction.is_alone:  # this rank's own parameters are those that all ranks share
             self.catch_up()
             reduction.connect()
-            self.resume()
+            if self._saved is not None:
+                self.start()
             self._model.passes(Event.RESET)
             self.coefficient, finite = 1.0, gradients.all_finite()
             reduction.memory, reduction.report = reduction.step_alone(finite)
@@ -199,7 +202,7 @@ class StepAheadMode(Mode[LocalGradients]):
         saved, self._saved = self._saved, None
         if saved is None:
             return
-        if saved["shared"] not in (None, self._model.digest):
+        if saved["shared"] not in (None, GAVE_WAY, self._model.digest):
             warnings.warn(messages.OTHER_PARAMETERS if was_loaded else messages.CHANGED, stacklevel=2)
             return
         self.reduction.memory = Memory.from_record(saved["algorithm"])
@@ -257,23 +260,21 @@ class StepAheadMode(Mode[LocalGradients]):
         if self.is_started:
             [self._saved] = self.records()
             self._model.suspend()
-        if for_another and self._saved is not None and self._model.life is Life.SUSPENDED:
-            self._saved = self._saved | {"shared": None}
+        if for_another and self._saved is not None:
+            self._saved = self._saved | {"shared": GAVE_WAY}
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Put w into the model inside the block, to be read; restore this rank's own parameters afterwards.
 
-        A state may be loaded inside, and the model's w with it: then p is w - residual at the end. If the program
-        changes w inside, it must do so on all ranks alike, which the next step checks; what this rank has not sent
-        stays.
+        A state may be loaded inside, and the model's w with it; `resume` follows then. If the program changes w
+        inside, it must do so on all ranks alike, which the next step checks; what this rank has not sent stays.
         """
         self._never_shared = False
         model = self._model
         if model.life.is_shown:
             yield
             return
-        waiting = self._saved
         if self.is_started:
             self.catch_up()
             model.show()
@@ -282,12 +283,11 @@ class StepAheadMode(Mode[LocalGradients]):
         finally:
             if model.life.is_shown and not sys.is_finalizing():  # if left open, its tensors may be gone by then
                 model.hide()
-        if self._saved is not waiting and model.life is Life.LOADED:  # a state was loaded inside, and the model's w
-            self.start()
 
-    def resume(self) -> None:
-        """Continue from a suspended or loaded state before the next step: the model holds p = w - residual again."""
-        if self._saved is not None:
+    def resume(self, make_way: Callable[[], None] = lambda: None) -> None:
+        """See Mode: the model holds p = w - residual again. The next step does so in any case."""
+        if self._saved is not None and self._saved["shared"] != GAVE_WAY:
+            make_way()
             self.start()
 
     # The state.

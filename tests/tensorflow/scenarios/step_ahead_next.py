@@ -98,3 +98,39 @@ def check_the_state_of_a_model_that_is_not_compiled() -> None:
         step_by(another, model)
         shared(model)
         assert step_report(model).step == step_report(another).step == 3
+
+
+def check_states_of_optimizers_that_take_turns_are_loaded_together() -> None:
+    """Load them into new ones and those that have gone on, whichever has the turn: bits are the same."""
+    with shared_folder(hvd) as folder:
+        paths = [str(Path(folder) / name) for name in ("first.npz", "second.npz")]
+        model, (first, second) = make_model(), taking_turns()
+        step_by(first, model)
+        step_by(second, model)
+        with shared_parameters(model):
+            saved = model.get_weights()
+            save_state(first, paths[0])
+            save_state(second, paths[1])
+        for each in (second, first, second):
+            step_by(each, model)
+        expected = shared(model)
+        for case in (None, first, second):
+            if case is None:
+                other, optimizers = make_model(), taking_turns()
+                for each in optimizers:
+                    step_by(each, other)
+            else:
+                other, optimizers = model, (first, second)
+                step_by(case, other)
+            with shared_parameters(other):
+                other.set_weights(saved)
+                for each, path in zip(optimizers, paths, strict=True):
+                    load_state(each, path)
+            assert_shared_is_equal(other)
+            for number in (1, 0, 1):
+                step_by(optimizers[number], other)
+            assert np.array_equal(shared(other), expected)
+
+
+def taking_turns() -> tuple[Any, Any]:
+    return distribute(OPTIONS), distribute(StepAhead(OkTopk(density=0.2)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -200,6 +201,65 @@ def check_two_optimizers_of_the_same_parameters_take_turns() -> None:
         with shared_parameters(model):
             assert_equal_everywhere(model.parameters())
             assert not np.array_equal(before, flat(dict(model.named_parameters())))
+
+
+def check_states_of_optimizers_that_take_turns_are_loaded_together() -> None:
+    """Load them in one block, into new ones and those that have gone on, whichever has the turn: the same bits."""
+    model, optimizers = taking_turns()
+    first, second = optimizers
+    train(model, first, range(4))
+    train(model, second, range(4, 8))
+    with shared_parameters(model):
+        saved = copy.deepcopy((model.state_dict(), [each.state_dict() for each in optimizers]))
+    later = [(second, range(8, 10)), (first, range(10, 13)), (second, range(13, 15))]
+    for each, steps in later:
+        train(model, each, steps)
+    expected = flat(shared_of(model, model))
+    for case in ("new", *optimizers):
+        if case == "new":
+            model, optimizers = taking_turns()
+        else:
+            train(model, case, range(3))
+        with shared_parameters(model):
+            load(model, optimizers, saved)
+        assert_equal_everywhere(shared_of(model, model).values())
+        for number, steps in ((1, range(8, 10)), (0, range(10, 13)), (1, range(13, 15))):
+            train(model, optimizers[number], steps)
+        assert np.array_equal(flat(shared_of(model, model)), expected)
+
+
+def check_a_state_that_waits_stays_while_another_optimizer_steps() -> None:
+    """Load outside of the block, as elastic jobs do that go back; the other's turn comes first."""
+    for is_new in (True, False):
+        model, optimizers = taking_turns()
+        for each in optimizers:
+            train(model, each, range(4))
+        with shared_parameters(model):
+            saved = copy.deepcopy((model.state_dict(), [each.state_dict() for each in optimizers]))
+        if is_new:
+            model, optimizers = taking_turns()
+        load(model, optimizers, saved)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for each, state in zip(optimizers, saved[1], strict=True):
+                train(model, each, range(2))
+                assert step_report(each).step == record_in(state)["algorithm"]["step"] + 1
+        assert_equal_everywhere(shared_of(model, model).values())
+
+
+def taking_turns() -> tuple[torch.nn.Module, list[Any]]:
+    model = model_of()
+    return model, [distributed(model), distributed(model, StepAhead(OkTopk(density=0.2)))]
+
+
+def load(model: torch.nn.Module, optimizers: list[Any], saved: tuple[Any, list[Any]]) -> None:
+    model.load_state_dict(saved[0])
+    for each, state in zip(optimizers, copy.deepcopy(saved[1]), strict=True):
+        each.load_state_dict(state)
+
+
+def record_in(state: dict[str, Any]) -> Any:
+    return state["horovod_oktopk"][0]
 
 
 def check_dense_has_neither_report_nor_residual() -> None:
