@@ -13,6 +13,7 @@ from ..phases.agreement import Attendance, roll_call
 from ..schemes.algorithm import Algorithm
 from ..selection.accumulator import Pieces, between
 from ..selection.parameter_accumulator import ParameterAccumulator
+from ..transport.base import Transport
 from ..transport.connect import Connection
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import SparseVector
@@ -32,6 +33,8 @@ class Worker:
 
     hosts: Hosts | None = None
     """The hosts, if each of them is a worker."""
+    within: Transport | None = None
+    """To the other ranks of this worker, if there are any."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -66,6 +69,7 @@ class HostWorker(Worker):
     def __init__(self, algorithm: Algorithm, hosts: Hosts, everyone: CountingTransport) -> None:
         super().__init__(OnHosts(algorithm, hosts))
         self.hosts: Hosts = hosts
+        self.within: Transport = hosts.within
         self._everyone = everyone
         self._part: tuple[slice, ParameterAccumulator] | None = None
 
@@ -112,7 +116,9 @@ def worker_of(algorithm: Algorithm, connection: Connection) -> Worker:
 def _samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
     """Return some of the parameters, from all over, others at each number: shape (SAMPLES,), padded with zeros."""
     each = max(1, SAMPLES // max(1, len(pieces)))
-    found = [value for _, piece in _every(pieces, SAMPLES, number) for value in _every(piece, each, number).tolist()]
+    found: list[float] = []
+    for _, piece in _every(pieces, SAMPLES, number):
+        found += _every(piece, each, number).tolist()
     return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
 
 

@@ -61,6 +61,9 @@ class Run:
     which tells what the gradients are like. A derived class is for one mode (runs.py).
     """
 
+    strides_matter = False
+    """True if a parameter must lie in memory as it did at first."""
+
     def __init__(self, optimizer: Any, local: Callable[..., Any], options: Any, names: Mapping[torch.Tensor, str],
                  average: bool, sparse_as_dense: bool, make_peers: MakePeers) -> None:
         self.optimizer, self.local, self.average = optimizer, local, average
@@ -268,7 +271,7 @@ class Run:
     def _check_unchanged(self, mode: Mode[Any]) -> None:
         """Refuse a step of parameters that have changed; tell the other ranks the learning rates."""
         mode.reduction.tell_rates(rates_of(self.optimizer))
-        message = self.layout.changed(strides=mode.reads_memory)
+        message = self.layout.changed(self.strides_matter)
         if message is not None:
             mode.refuse_step(message)
 

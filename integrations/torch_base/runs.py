@@ -78,6 +78,7 @@ class GradientRun(Run):
 class StepAheadRun(Run):
     """The optimizer steps over this rank's own gradients; its moves of the parameters are exchanged afterwards."""
 
+    strides_matter = True
     _is_open = False  # inside shared_parameters
     _was_loaded = False  # inside it
     _versions: Sequence[int] = ()  # of the parameters, after the last step or block

@@ -234,8 +234,8 @@ class StepAheadMode(Mode[LocalGradients]):
         if has_adopted:
             self.start()
         self._noise.become_alike(everyone, self._workers)
-        if (hosts := reduction.worker.hosts) is not None:
-            self._model.become_alike(hosts.within, self.residuals.adds)
+        if reduction.worker.within is not None:
+            self._model.become_alike(reduction.worker.within, self.residuals.adds)
         self._model.passes(Event.AGREE)
         return has_adopted
 
