@@ -143,8 +143,11 @@ class HostAccumulator(NumpyAccumulator):
     def _move_to(self, hosts: Hosts | None) -> None:
         """Hold this rank's slice on these hosts. The residual stays, and comes to the ranks of its slices."""
         residual, self._known = self.read_residual(), hosts
-        self._sum = None if hosts is None else HostSum(self.whole, self.dtype, hosts)
-        self._slice = slice(0, self.whole) if hosts is None else hosts.slice_of(self.whole)
+        if hosts is None:
+            self._sum, self._slice = None, slice(0, self.whole)
+        else:
+            self._sum = HostSum(self.whole, self.dtype, hosts)
+            self._slice = hosts.slice_of(self.whole)
         super().__init__(self._slice.stop - self._slice.start, self.dtype)
         self.load_residual(residual)
 
