@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 from ..errors import PluginError
@@ -51,19 +52,18 @@ class GradientMode(Mode[ReducedGradients]):
             finite = gradients.all_finite() and others_finite
             reduction.memory, reduction.report = reduction.step_alone(finite)
             return
-        transport = reduction.open()
-        reduction.worker.agree(reduction.attendance())
+        transport, said = reduction.open(), reduction.attendance()
+        reduction.worker.agree(said)
         with transport.phase("accumulate"):
             finite = accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
-        outcome = reduction.outcome(accumulator, finite and others_finite)
-        reduction.note(outcome.report)
-        reduction.hear_level(outcome.level)
-        update = reduction.committed(outcome, accumulator.commit)
+        outcome = reduction.outcome(accumulator, replace(said, finite=finite and others_finite))
+        reduction.note(outcome)
+        with reduction.writing(outcome.report):
+            update = reduction.committed(outcome, accumulator.commit)
+            gradients.write(update, gradients.clearable)
         if update is None and outcome.result is not None and transport.rank == 0 and not self._has_told:
             self._has_told = True
             logger.warning(TOO_LARGE)
-        with reduction.writing(outcome.report):
-            gradients.write(update, gradients.clearable)
 
     @classmethod
     def channel(cls, options: Any) -> Channel:  # noqa: ARG003

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..hosts.sums import HostAccumulator
+from ..phases.agreement import Attendance
 from ..schemes.algorithm import EVERYTHING, Memory, Result
 from ..schemes.options import Scheme
 from ..schemes.step import Outcome, reduce
@@ -52,35 +53,33 @@ class GradientReduction(Reduction):
         digest = self.layout.digest()
         return f"{self.description}\n{BROADCAST_FIRST}: {digest}" if digest else self.description
 
-    def outcome(self, acc: Accumulator, finite: bool) -> Outcome:
+    def outcome(self, acc: Accumulator, said: Attendance) -> Outcome:
         """Reduce gradients: select from their accumulator acc, exchange; `committed` commits the outcome. Collective.
 
-        One rank alone sends nothing: its own acc is the sum.
+        `said` is what this rank says in the roll call. One rank alone sends nothing: its own acc is the sum.
         """
         if not self.is_alone:
-            return reduce(self.worker.algorithm, acc, self.attendance(finite), self.memory, self.transport,
-                          self.layout.n)
-        after, report = self.step_alone(finite)
+            return reduce(self.worker.algorithm, acc, said, self.memory, self.transport, self.layout.n)
+        after, report = self.step_alone(said.finite)
         report.phases = self.transport.phases
-        if not finite:
+        if not said.finite:
             return Outcome(report, after, not_finite=(0,))
         own = RunVector.between(0, acc.values().copy())
         return Outcome(report, after, Result(own, EVERYTHING, after, own))
 
     def committed(self, outcome: Outcome, commit: Callable[..., None]) -> SparseVector | None:
-        """Return the sum or mean, and commit what contributed to it.
+        """Return the sum or mean, and commit what contributed to it; inside `writing`.
 
         Return None if some rank was not finite, or the dtypes cannot hold it: then memory and residual stay.
         """
-        with self.writing(outcome.report):
-            result, update = outcome.result, None
-            if result is not None:
-                update = result.update.divided(self.transport.size) if self._average else result.update
-            if result is None or update is None or not self.layout.representable(update):
-                outcome.report.finite = False
-                return None
-            self.memory, self.may_hold_residual = outcome.memory, False
-            commit(result.contributed, result.remainder)
+        result, update = outcome.result, None
+        if result is not None:
+            update = result.update.divided(self.transport.size) if self._average else result.update
+        if result is None or update is None or not self.layout.representable(update):
+            outcome.report.finite = False
+            return None
+        self.memory, self.may_hold_residual = outcome.memory, False
+        commit(result.contributed, result.remainder)
         return update
 
     def record(self, residual: Values) -> Record:

@@ -16,6 +16,7 @@ from ..phases.agreement import Attendance, digest_of_rates, roll_call
 from ..schemes.algorithm import Memory
 from ..schemes.options import Scheme, Unit
 from ..schemes.report import StepReport
+from ..schemes.step import Outcome
 from ..selection.selection import Selection
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
@@ -127,11 +128,6 @@ class Reduction:
     def _decides(self) -> bool:
         return self.scheme.measures and self.ranks.membership().rank == 0
 
-    def hear_level(self, told: int) -> None:
-        """Change the density, if it is measured, to the level that rank 0 has told: see `DensityControl.told`."""
-        if self.scheme.measures and self.control.hear(told):
-            self.scheme = self.scheme.at(self.control.density)
-
     # What ranks say.
 
     @property
@@ -182,12 +178,17 @@ class Reduction:
         memory, n = replace(self.memory, step=self.memory.step + 1), self.layout.n
         return memory, StepReport(memory.step, n, n, n, finite, local_selected=n, global_selected=n)
 
-    def note(self, report: StepReport) -> None:
-        """Take note of a step's report. Warn, once, if the ranks have different learning rates."""
-        self.report = report
-        if not report.same_rates and not self._has_warned:
+    def note(self, outcome: Outcome) -> None:
+        """Take note of a step's report. Change the density to the level that rank 0 has told, if it is measured.
+
+        Warn, once, if the ranks have different learning rates.
+        """
+        self.report = outcome.report
+        if self.scheme.measures and self.control.hear(outcome.level):
+            self.scheme = self.scheme.at(self.control.density)
+        if not outcome.report.same_rates and not self._has_warned:
             self._has_warned = True
-            logger.warning(OTHER_RATES, report.step)
+            logger.warning(OTHER_RATES, outcome.report.step)
 
     @contextmanager
     def writing(self, report: StepReport) -> Iterator[None]:

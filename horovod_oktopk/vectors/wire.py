@@ -210,8 +210,9 @@ class WireCodec:
 
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
-        low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
-        words: Words = self._values.pack(vector.values)
+        values = vector.values
+        low_bits, low_words, upper_words = _index_words(len(values), stop - start)
+        words: Words = self._values.pack(values)
         if low_words or upper_words:
             indices = ((vector.indices - start).astype(np.uint32) if not upper_words  # plain ones
                        else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))

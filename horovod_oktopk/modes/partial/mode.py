@@ -262,8 +262,10 @@ class PartialMode(Mode[ReducedGradients]):
         reduction = self.reduction
         if settings[0] != reduction.scheme.present_density:
             reduction.set_density(settings[0])
-        outcome = reduction.outcome(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
-        update = reduction.committed(outcome, self._pending.commit)  # what follows belongs to the next round
+        said = reduction.attendance(self._pending.is_finite or not contributes)
+        outcome = reduction.outcome(self._pending.for_round(contributes), said)
+        with reduction.writing(outcome.report):
+            update = reduction.committed(outcome, self._pending.commit)  # what follows belongs to the next round
         if update is None and outcome.result is not None:
             self._pending.commit(outcome.result.contributed, None)
         if contributes:

@@ -166,11 +166,10 @@ class StepAheadMode(Mode[LocalGradients]):
         if outcome is None:
             return
         (reduced, moves), reduction = outcome, self.reduction
-        reduction.hear_level(reduced.level)
+        reduction.note(reduced)
         if reduced.measured is not None:
             self._noise.note(reduced.measured)
         report = reduced.report
-        reduction.note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
         if reduced.not_finite:
             raise NonFiniteError(messages.NOT_FINITE.format(ranks=list(reduced.not_finite)))
