@@ -1,6 +1,7 @@
 """One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
 
-even: all ranks take equally many steps. again: these too, and start Horovod anew. frozen at the end: these too, and
+even: all ranks take equally many steps. again: these too; they shut Horovod down, look at what they share, and start
+Horovod anew. frozen at the end: these too, and
 the last rank stands still then. interrupted: Ctrl-C in the job's terminal. open: StepAhead, and the program ends in
 shared_parameters. Any other rank prints what it was told, and ends well.
 """
@@ -44,6 +45,11 @@ def torch_step(kind: str) -> tuple[Any, Callable[[], None]]:
             model.itself, model.shared = [model], shared_parameters(optimizer)
             model.shared.__enter__()
 
+    def look() -> None:
+        with shared_parameters(optimizer):
+            assert all(p.isfinite().all() for p in model.parameters())
+
+    step.look = look
     return hvd, step
 
 
@@ -111,6 +117,7 @@ def main() -> None:
             step()
         if how == "again":
             hvd.shutdown()
+            step.look()
             hvd, step = make()
             step()
         if is_last:

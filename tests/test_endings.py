@@ -46,6 +46,7 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 @pytest.mark.parametrize(("framework", "backend", "how", "size", "variables"), [
     pytest.param("open", "mpi", "even", 2, {}, id="inside shared_parameters"),
     pytest.param("torch", "gloo", "again", 2, {}, id="Horovod is started again"),
+    pytest.param("step_ahead", "gloo", "again", 2, {}, id="Horovod is shut down while an exchange is under way"),
     pytest.param("torch", "mpi", "stalling", 2, {"STALL": "3", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
                                                  "HOROVOD_STALL_CHECK_DISABLE": "1"}, id="no stall check")])
 def test_a_job_ends_well_and_nobody_is_named(framework: str, backend: str, how: str, size: int,

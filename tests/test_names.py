@@ -15,7 +15,7 @@ from horovod_oktopk.transport.horovod import check_horovod
 
 TORCH = {"horovod.common.elastic.State.__init__", "horovod.torch.DistributedOptimizer", "horovod.torch.join",
          "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
-         "torch.amp.grad_scaler.GradScaler.unscale_",
+         "horovod.torch.mpi_lib_v2.horovod_torch_reset", "torch.amp.grad_scaler.GradScaler.unscale_",
          *(f"horovod.torch.mpi_ops._{kind}_async" for kind in (
              "allgather", "allreduce", "alltoall", "broadcast", "grouped_allgather", "grouped_allreduce",
              "grouped_reducescatter", "reducescatter"))}

@@ -54,7 +54,7 @@ class Sums:
         """Add a pass's gradients, of which None is zero; return the number of passes."""
         for total, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
-                total.assign_add(tf.convert_to_tensor(gradient), read_value=False)
+                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype), read_value=False)
         return self._count.assign_add(1).read_value()
 
     def take(self) -> list[tf.Tensor]:

@@ -11,8 +11,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.modes.step_ahead.messages import INSIDE
 from horovod_oktopk.selection.accumulator import ResidualAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.tensorflow.operations import call, repeat, when
@@ -66,6 +68,10 @@ class Run:
         self.mode.belongs_to(self)
         self.load_state_now: Callable[[Mode[Any]], None] | None = None
         """Loads a state. It is called once, on all ranks, when the next step is taken."""
+        self.gave_way = False
+        """True if another optimizer has trained the variables since that state was asked for."""
+        self.is_open: Callable[[], bool] = lambda: False
+        """Tells whether the program is inside `shared_parameters` of this optimizer."""
         self._density = getattr(options, "present_density", None)
         self._process_set, self._rate = process_set, rate
         self._dense = [is_dense(g) for g in gradients]
@@ -92,6 +98,8 @@ class Run:
         if self.load_state_now is not None:
             take, self.load_state_now = self.load_state_now, None
             take(self.mode)
+            if self.gave_way:
+                self.mode.suspend(for_another=True)
 
 
 class GradientRun(Run):
@@ -171,15 +179,11 @@ class StepAheadRun(Run):
     def give_way(self) -> None:
         """Have the variables hold what all ranks share, as another optimizer is about to train them."""
         self.mode.suspend(for_another=True)
-        take = self.load_state_now
-        if take is not None:
-            def take_late(mode: Mode[Any]) -> None:
-                take(mode)
-                mode.suspend(for_another=True)
-
-            self.load_state_now = take_late
+        self.gave_way = True
 
     def _begin(self, form: Form, scaled: bool, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
+        if self.is_open():
+            raise PluginError(INSIDE)
         if not self.mode.is_started:
             self._make_way()
         self.load()

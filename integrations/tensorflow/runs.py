@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
@@ -53,6 +54,8 @@ class Runs(Generic[One]):
         self.by_key: ByVariables[One] = ByVariables()
         self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
+        self.blocks = 0
+        """Number of blocks of `shared_parameters` that the program is inside of."""
         ALL.add(self)
 
     @property
@@ -110,6 +113,15 @@ class Runs(Generic[One]):
         remaining = iter(dense)
         return [next(remaining) if is_dense(g) else sparse.get(index) for index, g in enumerate(gradients)]
 
+    @contextmanager
+    def block(self) -> Iterator[bool]:
+        """Count a block of `shared_parameters`; yield True if the program is in no other."""
+        self.blocks += 1
+        try:
+            yield self.blocks == 1
+        finally:
+            self.blocks -= 1
+
     def synchronize_replicas(self) -> None:
         """Make replicas equal, where they may differ. Collective."""
 
@@ -146,6 +158,7 @@ class Runs(Generic[One]):
         """Return a new run of these variables, with the gradients of its first step."""
         run = self._make(variables, gradients)
         run.mode.adopts = self.adopts
+        run.is_open = partial(_is_open, weakref.ref(self))
         for before in runs_over(key):  # of an optimizer that has had these
             before.give_way()
         self.by_key.keep(variables, run)
@@ -229,6 +242,11 @@ STATES: list[WaitingState] = []
 """States asked for variables of which no optimizer is known: for those of tapes, and of optimizers to come."""
 
 
+def _is_open(kept: weakref.ref[Runs[Any]]) -> bool:
+    runs = kept()
+    return runs is not None and runs.blocks > 0
+
+
 def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:
     changed = [f"gone or changed: '{line}'" for line in before if line not in now]
     changed += [f"new or changed: '{line}'" for line in now if line not in before]
@@ -258,5 +276,6 @@ class WaitingState:
         if self.variables is None or (key and {id(ref()) for ref in self.variables}.issuperset(key)):
             run.load_state_now = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
                                      taken=self.taken)
+            run.gave_way = False
             self.handed += 1
             self.served.update(key)

@@ -66,16 +66,21 @@ class Target:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """See Owner. If a state is loaded inside, all ranks take it together in the end."""
+        """See Owner. If a state is loaded inside, all ranks take it together at the end of the outermost block."""
         if not tf.executing_eagerly():
             raise PluginError(IN_GRAPH.format(function="shared_parameters"))
         before = _count_states(self._target)
         with ExitStack() as stack:
             for run in _runs_of(self._target):
                 stack.enter_context(run.mode.shared())
-            yield
-            if _count_states(self._target) != before:
-                resume(self._target)
+            are_outermost = [stack.enter_context(each.block()) for each in _owners_of(self._target)]
+            then = suspend  # so that the model holds w when the state is taken at last
+            try:
+                yield
+                then = resume
+            finally:
+                if all(are_outermost) and _count_states(self._target) != before:
+                    then(self._target)
 
 
 def owners_of(target: Any) -> list[Target] | None:

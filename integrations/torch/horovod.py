@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def _op(average: bool) -> Any:
 
 
 def name_operations() -> None:
-    """Have operations of Horovod that the program does not name be named by their order, alike on all ranks.
+    """Have operations of Horovod that the program does not name be named by their order among those of a process set.
 
     Horovod names them by a count of all operations, in which those of an exchange beside the program come anywhere.
     """
@@ -83,11 +84,23 @@ def _naming(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
-        if call.arguments["name"] is None:
-            call.arguments["name"] = f"{start.__name__}.unnamed.{next(_numbers)}"
-        return start(*call.args, **call.kwargs)
+        if call.arguments["name"] is not None:
+            return start(*args, **kwargs)
+        number = call.arguments["process_set"].process_set_id
+        with _naming_one:
+            call.arguments["name"] = f"{start.__name__}.unnamed.{_unnamed[number]}"
+            handle = start(*call.args, **call.kwargs)
+            _unnamed[number] += 1  # not before: Horovod may refuse what it is given, on one rank
+        return handle
 
     return wrapped
 
 
-_numbers = itertools.count()
+_unnamed: Counter[int] = Counter()
+"""Number of operations that the program has not named, by process set."""
+_naming_one = threading.Lock()
+
+
+def forget_names() -> None:
+    """Begin anew with the names, as all ranks do when Horovod does."""
+    _unnamed.clear()

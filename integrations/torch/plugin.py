@@ -18,7 +18,7 @@ from horovod_oktopk.modes.ending import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.dense import means_dense
 from horovod_oktopk.torch.elastic import ElasticTorchState
-from horovod_oktopk.torch.horovod import HorovodPeers, name_operations
+from horovod_oktopk.torch.horovod import HorovodPeers, forget_names, name_operations
 from horovod_oktopk.torch_base import make
 from horovod_oktopk.torch_base.registry import add_dense, is_in_use, make_way
 from horovod_oktopk.transport.elastic import extend_elastic
@@ -36,7 +36,7 @@ def install() -> None:
     hvd.DistributedOptimizer = stock.DistributedOptimizer = _wrap_factory(stock.DistributedOptimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
     name_operations()
-    wrap_shutdown(hvd)
+    wrap_shutdown(hvd, forget_names)
     extend_elastic(State, TorchState, ElasticTorchState)
     make.install()
     stock._oktopk_installed = True

@@ -80,7 +80,7 @@ class StepAheadRun(Run):
 
     strides_matter = True
     _is_open = False  # inside shared_parameters
-    _was_loaded = False  # inside it
+    _was_loaded = False  # inside it, or before the first step
     _versions: Sequence[int] = ()  # of the parameters, after the last step or block
     _has_told = _has_told_frozen = False
 
@@ -143,7 +143,7 @@ class StepAheadRun(Run):
 
     def load(self, records: list[Record], part: Record | None) -> None:
         super().load(records, part)
-        self._was_loaded = self._is_open
+        self._was_loaded = self._is_open or self.mode is None
 
     @contextmanager
     def shared(self) -> Iterator[None]:

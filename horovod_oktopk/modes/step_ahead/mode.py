@@ -96,8 +96,11 @@ class StepAheadMode(Mode[LocalGradients]):
     @property
     def gain(self) -> float:  # type: ignore[override]
         """A factor on the optimizer's steps, but not on those of decoupled weight decay."""
-        if self.reduction.is_alone:
-            return 1.0
+        return 1.0 if self.reduction.is_alone else self._gain
+
+    @property
+    def _gain(self) -> float:
+        """The gain among several ranks."""
         return gain_of(self.options.gain, self._noise.ratio if self._normalizes else 1.0)
 
     @property
@@ -170,7 +173,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if reduced.measured is not None:
             self._noise.note(reduced.measured)
         report = reduced.report
-        report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
+        report.gain, report.noise_ratio, report.noise_scale = self._gain, self._noise.ratio, self._noise.scale
         if reduced.not_finite:
             raise NonFiniteError(messages.NOT_FINITE.format(ranks=list(reduced.not_finite)))
         if moves is None:  # on all ranks alike

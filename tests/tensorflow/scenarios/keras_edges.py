@@ -225,6 +225,15 @@ def check_each_list_of_variables_has_passes_of_its_own() -> None:
             assert [-np.asarray(variable)[0] for variable in variables] == [2.0, 400.0], compression
 
 
+def check_gradients_of_several_passes_may_have_another_dtype() -> None:
+    for dtype in (tf.float16, tf.float64):
+        optimizer = distribute(OkTopk(density=1.0), keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        variable = keras.Variable(tf.zeros(4)) if KERAS_3 else tf.Variable(tf.zeros(4))
+        for _ in range(2):
+            optimizer.apply_gradients([(tf.ones(4, dtype), variable)])
+        assert np.array_equal(np.asarray(variable), np.full(4, -2.0))
+
+
 def check_layers_are_frozen_between_passes() -> None:
     """StepAhead trains the others, whatever was added up for those that are frozen."""
     model = make_model()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,17 @@ import tensorflow as tf
 from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
-from tests.scenarios.common import logged, shared_folder
-from tests.tensorflow.scenarios.common import broadcast, compiled, distribute, fit, keras, make_data, make_model
+from tests.scenarios.common import assert_equal_everywhere, logged, shared_folder
+from tests.tensorflow.scenarios.common import (
+    broadcast,
+    compiled,
+    distribute,
+    fit,
+    keras,
+    make_data,
+    make_model,
+    refusal,
+)
 from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
 
 
@@ -130,6 +141,66 @@ def check_states_of_optimizers_that_take_turns_are_loaded_together() -> None:
             for number in (1, 0, 1):
                 step_by(optimizers[number], other)
             assert np.array_equal(shared(other), expected)
+
+
+def check_a_state_that_waits_stays_while_another_optimizer_steps() -> None:
+    """Ask for it outside of a block; the other's turn comes first."""
+    with shared_folder(hvd) as folder:
+        path = str(Path(folder) / "state.npz")
+        model, (first, second) = make_model(), taking_turns()
+        for each in (first, second):
+            step_by(each, model)
+        with shared_parameters(model):
+            save_state(second, path)
+        load_state(second, path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step_by(first, model)
+            step_by(second, model)
+        assert_shared_is_equal(model)
+        assert step_report(second).step == 6
+
+
+def check_blocks_inside_blocks_show_what_ranks_share_though_a_state_is_loaded() -> None:
+    with shared_folder(hvd) as folder:
+        path = str(Path(folder) / "state.npz")
+        model = model_with(optimizer=keras.optimizers.SGD(0.1))
+        take_steps(model, range(4))
+        with shared_parameters(model):
+            saved = model.get_weights()
+            save_state(model, path)
+        take_steps(model, range(4, 8))
+        expected = shared(model)
+        for is_new in (True, False):
+            model = model_with(optimizer=keras.optimizers.SGD(0.1)) if is_new else model
+            with shared_parameters(model):
+                with shared_parameters(model.optimizer):
+                    model.set_weights(saved)
+                    load_state(model, path)
+                assert_equal_everywhere(hvd, {"w": own(model)})
+                assert "shared_parameters" in refusal(lambda model=model: take_steps(model, range(1)))
+            take_steps(model, range(4, 8))
+            assert np.array_equal(shared(model), expected)
+
+
+def check_a_block_that_ends_by_an_error_after_a_load_leaves_what_ranks_share() -> None:
+    with shared_folder(hvd) as folder:
+        path = str(Path(folder) / "state.npz")
+        model = model_with()
+        take_steps(model, range(4))
+        with shared_parameters(model):
+            saved = model.get_weights()
+            save_state(model, path)
+        take_steps(model, range(3))
+        with suppress(KeyError), shared_parameters(model):
+            model.set_weights(saved)
+            load_state(model, path)
+            raise KeyError
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            take_steps(model, range(2))
+        assert_shared_is_equal(model)
+        assert step_report(model).step == 6
 
 
 def taking_turns() -> tuple[Any, Any]:

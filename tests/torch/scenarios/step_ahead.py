@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.utils.checkpoint
 
@@ -213,6 +214,14 @@ def check_every_unnamed_operation_of_the_program_meets_its_like() -> None:
         total = hvd.allreduce(given, op=hvd.Sum)
         total.backward()
         assert (total.item(), given.grad.item()) == (hvd.size(), hvd.size())
+
+
+def check_every_operation_that_one_rank_cannot_begin_leaves_the_others_names() -> None:
+    needs(hasattr(hvd, "mpi_ops"), "Horovod's own operations")
+    if is_last(hvd):
+        with pytest.raises(ValueError, match="not supported"):
+            hvd.allreduce(torch.ones(1, dtype=torch.complex64))
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
 def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:

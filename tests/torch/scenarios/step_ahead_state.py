@@ -156,6 +156,20 @@ def convolve(model: Any, optimizer: Any, steps: range) -> None:
         descend(optimizer, model(own_data(step, 2, 3, 8, 8)).square().mean())
 
 
+def check_a_state_that_is_loaded_before_the_first_step_goes_on_after_the_next_block() -> None:
+    model, optimizer = trained(4)
+    with shared_parameters(optimizer):
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(4, 8))
+    expected = flat(shared_of(model, optimizer))
+    model, optimizer = made()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    shared_of(model, optimizer)
+    train(model, optimizer, range(4, 8))
+    assert np.array_equal(flat(shared_of(model, optimizer)), expected)
+
+
 def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = convolution(memory_format)
