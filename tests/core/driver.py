@@ -169,6 +169,7 @@ class CoreTrainer:
     def load(self, path: str) -> None:
         with self.shared():
             gather.load(self.mode, 0, path)
+        self.mode.resume()
 
     def lr(self) -> float:
         return self._lr
