@@ -54,8 +54,8 @@ class Runs(Generic[One]):
         self.by_key: ByVariables[One] = ByVariables()
         self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
-        self.blocks = 0
-        """Number of blocks of `shared_parameters` that the program is inside of."""
+        self.blocks: set[object] = set()
+        """One thing for each block of `shared_parameters` that the program is inside of."""
         ALL.add(self)
 
     @property
@@ -116,11 +116,12 @@ class Runs(Generic[One]):
     @contextmanager
     def block(self) -> Iterator[bool]:
         """Count a block of `shared_parameters`; yield True if the program is in no other."""
-        self.blocks += 1
+        block = object()
+        self.blocks.add(block)
         try:
-            yield self.blocks == 1
+            yield len(self.blocks) == 1
         finally:
-            self.blocks -= 1
+            self.blocks.discard(block)
 
     def synchronize_replicas(self) -> None:
         """Make replicas equal, where they may differ. Collective."""
@@ -244,7 +245,7 @@ STATES: list[WaitingState] = []
 
 def _is_open(kept: weakref.ref[Runs[Any]]) -> bool:
     runs = kept()
-    return runs is not None and runs.blocks > 0
+    return runs is not None and len(runs.blocks) > 0
 
 
 def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:

@@ -77,9 +77,10 @@ class Target:
             then = suspend  # so that the model holds w when the state is taken at last
             try:
                 yield
-                then = resume
+                if all(are_outermost):
+                    then = resume
             finally:
-                if all(are_outermost) and _count_states(self._target) != before:
+                if _count_states(self._target) != before:
                     then(self._target)
 
 
@@ -100,6 +101,12 @@ def suspend(target: Any) -> None:
     """Put what all ranks share into the target, until `resume` or the next step; keep what is not sent yet."""
     for run in _runs_of(target):
         run.mode.suspend()
+
+
+def leave_blocks(target: Any) -> None:
+    """Forget blocks of `shared_parameters` that an error has left open, as something holds its traceback."""
+    for each in _owners_of(target):
+        each.blocks.clear()
 
 
 def resume(target: Any) -> None:
@@ -280,9 +287,13 @@ class ElasticVariables(ElasticState):
     def restore(self) -> None:
         """Restore the variables and this rank's residuals."""
         super().restore()  # type: ignore[misc]
-        for run in _runs(self):
+        runs = _runs(self)
+        for run in runs:
             run.mode.load(self._oktopk_records.get(run, []))
-            run.mode.resume()
+            if run not in self._oktopk_records:  # it took its first step since
+                run.mode.suspend(for_another=True)
+        for run in runs:
+            run.resume()
 
     def sync(self) -> None:
         """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""

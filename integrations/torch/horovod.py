@@ -86,18 +86,18 @@ def _naming(start: Callable[..., Any]) -> Callable[..., Any]:
         call = signature.bind(*args, **kwargs)
         if call.arguments["name"] is not None:
             return start(*args, **kwargs)
-        number = call.arguments["process_set"].process_set_id
+        ranks = tuple(call.arguments["process_set"].ranks or ())  # an id may come again, for another set
         with _naming_one:
-            call.arguments["name"] = f"{start.__name__}.unnamed.{_unnamed[number]}"
+            call.arguments["name"] = f"{start.__name__}.unnamed.{_unnamed[ranks]}"
             handle = start(*call.args, **call.kwargs)
-            _unnamed[number] += 1  # not before: Horovod may refuse what it is given, on one rank
+            _unnamed[ranks] += 1  # not before: Horovod may refuse what it is given, on one rank
         return handle
 
     return wrapped
 
 
-_unnamed: Counter[int] = Counter()
-"""Number of operations that the program has not named, by process set."""
+_unnamed: Counter[tuple[int, ...]] = Counter()
+"""Number of operations that the program has not named, by the ranks of the process set."""
 _naming_one = threading.Lock()
 
 

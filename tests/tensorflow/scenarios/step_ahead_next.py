@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
+import horovod.tensorflow.elastic as tensorflow_elastic
 import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
+from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import assert_equal_everywhere, logged, shared_folder
 from tests.tensorflow.scenarios.common import (
     broadcast,
@@ -181,6 +183,64 @@ def check_blocks_inside_blocks_show_what_ranks_share_though_a_state_is_loaded() 
                 assert "shared_parameters" in refusal(lambda model=model: take_steps(model, range(1)))
             take_steps(model, range(4, 8))
             assert np.array_equal(shared(model), expected)
+
+
+def check_a_block_of_all_inside_one_of_a_part_takes_states_when_both_have_ended() -> None:
+    with shared_folder(hvd) as folder:
+        model, optimizers = make_model(), taking_turns()
+        paths = [str(Path(folder) / f"{number}.npz") for number in range(2)]
+        lists = [layer.trainable_variables for layer in model.layers if layer.trainable_variables][:2]
+
+        def train(count: int) -> None:
+            for number in range(count):
+                for optimizer, variables in zip(optimizers, lists, strict=True):
+                    gradients = [tf.fill(v.shape, 0.1 * (1 + number + hvd.rank())) for v in variables]
+                    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+        train(3)
+        with shared_parameters(model):
+            saved = model.get_weights()
+            for optimizer, path in zip(optimizers, paths, strict=True):
+                save_state(optimizer, path)
+        train(2)
+        expected = shared(model)
+        with shared_parameters(optimizers[1]), shared_parameters(model):
+            model.set_weights(saved)
+            for optimizer, path in zip(optimizers, paths, strict=True):
+                load_state(optimizer, path)
+        train(2)
+        assert np.array_equal(shared(model), expected)
+
+
+def check_a_fit_that_failed_inside_a_block_is_followed_by_another() -> None:
+    """Its traceback is kept, as notebooks do, and with it the blocks that the callback had opened."""
+    model, kept = model_with(), []
+
+    def fail(*_: Any) -> None:
+        raise KeyError
+
+    try:
+        fit(model, [broadcast(), keras.callbacks.LambdaCallback(on_epoch_end=fail)])
+    except KeyError as error:
+        kept.append(error)
+    fit(model, [broadcast()])
+    assert_shared_is_equal(model)
+    assert kept
+
+
+def check_an_elastic_state_restores_optimizers_that_take_turns() -> None:
+    model, (first, second) = make_model(), taking_turns()
+    step_by(first, model)
+    state = tensorflow_elastic.TensorFlowState(list(map(tensor_of, model.trainable_variables)))
+    state.save()
+    expected = shared(model)
+    step_by(second, model)
+    state.restore()
+    assert [each_run_of(each)[0].mode.is_started for each in (first, second)] == [hvd.size() > 1, False]
+    assert np.array_equal(shared(model), expected)
+    for each in (second, first):
+        step_by(each, model)
+    assert_shared_is_equal(model)
 
 
 def check_a_block_that_ends_by_an_error_after_a_load_leaves_what_ranks_share() -> None:

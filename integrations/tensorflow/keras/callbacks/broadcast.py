@@ -21,7 +21,7 @@ from horovod_oktopk.tensorflow.private import all_layers
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.runs import PartialRuns
-from horovod_oktopk.tensorflow.state import broadcast_by_position, check_alike, meet, resume, suspend
+from horovod_oktopk.tensorflow.state import broadcast_by_position, check_alike, leave_blocks, meet, resume, suspend
 from horovod_oktopk.tensorflow.variables import is_variable, optimizers_of, tensor_of, trained_by, variables_in
 
 logger = logging.getLogger("horovod_oktopk")
@@ -96,6 +96,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._leave()
         refuse_stock(optimizers_of(self.model))
         suspend(self.model)
+        leave_blocks(self.model)
         trains_local = not self._local.isdisjoint(v.ref() for v in trained_by(self.model))
         spectral = [each.name for each in all_layers(self.model)
                     if isinstance(each, tf.keras.layers.SpectralNormalization)]
