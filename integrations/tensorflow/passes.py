@@ -29,10 +29,11 @@ class Passes:
         for gradient, variable in zip(gradients, variables, strict=True):
             if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
                 raise PluginError(SPARSE.format(name=name_of(variable)))
-        if key_of(variables) not in self._sums:
+        key = key_of(variables)
+        if key not in self._sums:
             check_variables(variables)
             self._sums.keep(variables, Sums(variables))
-        return self._sums[key_of(variables)].add(gradients)
+        return self._sums[key].add(gradients)
 
     def taken(self, reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]], variables: Sequence[Any],
               ) -> list[Any]:

@@ -18,7 +18,8 @@ from horovod_oktopk.modes.ending import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.dense import means_dense
 from horovod_oktopk.torch.elastic import ElasticTorchState
-from horovod_oktopk.torch.horovod import HorovodPeers, forget_names, name_operations
+from horovod_oktopk.torch.horovod import HorovodPeers
+from horovod_oktopk.torch.names import forget_names, name_operations
 from horovod_oktopk.torch_base import make
 from horovod_oktopk.torch_base.registry import add_dense, is_in_use, make_way
 from horovod_oktopk.transport.elastic import extend_elastic
