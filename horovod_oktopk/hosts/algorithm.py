@@ -51,7 +51,7 @@ class OnHosts(Algorithm):
         n = int(own.stop - own.start)
         counts = self._inner.counts(mine, n, memory, across.transport.size)
         with across.transport.phase("agree"):
-            told, counts = tell(np.array([len(mine), memory.digest()], np.uint32), counts, across.transport)
+            told, counts = tell(np.array([len(mine.elements), memory.digest()], np.uint32), counts, across.transport)
         lengths, in_sync = told[:, 0].astype(np.int64), call.in_sync and bool((told[:, 1] == told[0, 1]).all())
         with within.phase("host_agree"):
             kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]

@@ -58,10 +58,11 @@ class GradientReduction(Reduction):
 
         `said` is what this rank says in the roll call. One rank alone sends nothing: its own acc is the sum.
         """
-        if not self.is_alone:
-            return reduce(self.worker.algorithm, acc, said, self.memory, self.transport, self.layout.n)
+        transport = self.transport
+        if transport.size > 1:
+            return reduce(self.worker.algorithm, acc, said, self.memory, transport, self.layout.n)
         after, report = self.step_alone(said.finite)
-        report.phases = self.transport.phases
+        report.phases = transport.phases
         if not said.finite:
             return Outcome(report, after, not_finite=(0,))
         own = RunVector.between(0, acc.values().copy())

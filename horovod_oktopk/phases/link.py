@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,16 +34,14 @@ class Link:
         `sent` holds the extents of consecutive parts of the vector. Empty parts are left out, except this rank's
         own, which is not encoded.
         """
-        own, ends = self.transport.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
-        parts = {rank: vector[start:stop] for (rank, _), (start, stop)
-                 in zip(sent, itertools.pairwise(ends), strict=True)}
-        outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
-                    for rank, extent in sent if rank != own and extent.length}
-        extents = {rank: extent for rank, extent in received if rank != own and extent.length}
+        own, pieces = self.transport.rank, vector.split([extent.length for _, extent in sent])
+        parts = {rank: part for (rank, _), part in zip(sent, pieces, strict=True)}
+        outgoing = self.codec.encode_each(parts, self._messages(sent))
+        extents = self._messages(received)
         incoming = dict(zip(extents, self.codec.message_sizes(extents.values()), strict=True))
         arrived = {own: parts[own]}
         for batch in self.transport.send_and_receive(outgoing, incoming):
-            arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
+            arrived.update(self.codec.decode_each(batch, extents))
         return [arrived[rank] for rank, _ in received if rank in arrived]
 
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
@@ -53,4 +50,9 @@ class Link:
         sizes = np.array(self.codec.message_sizes([extents[rank] for rank in range(len(extents))]))
         mine = extents[self.transport.rank]
         messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
-        return [self.codec.decode(messages[rank], *extent) for rank, extent in received]
+        vectors = self.codec.decode_each(enumerate(messages), extents)
+        return [vectors[rank] for rank in extents]
+
+    def _messages(self, route: Route) -> dict[int, Extent]:
+        """Return the extents of a route's messages, which are to or from other ranks, and not empty."""
+        return {rank: extent for rank, extent in route if rank != self.transport.rank and extent.length}

@@ -139,7 +139,7 @@ class Algorithm(ABC):
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         """Return the numbers that others need before the exchange: int64, shape (m,); here the selection's length."""
-        return np.array([len(mine)], np.int64)
+        return np.array([len(mine.elements)], np.int64)
 
     def digest(self, memory: Memory) -> int:
         """Return what the roll call compares of the memory: a digest, or 0; see `Memory.digest`."""

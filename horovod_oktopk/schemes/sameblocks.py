@@ -63,11 +63,11 @@ class SameBlocksAllreduce(Algorithm):
             return Result(nothing, None, Memory(call.t), nothing)
         blocks = mine.elements
         assert isinstance(blocks, RunVector)
-        regions = _regions_of_blocks(len(mine), link)
+        regions = _regions_of_blocks(len(blocks), link)
         sums = split_and_reduce(RunVector.between(0, mine.sent.values), regions, link)
         link, kept = link.fitted_to(_all_of(sums))
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
-        moved = (np.maximum.reduceat(np.abs(total.values), np.arange(0, len(mine), BLOCK)) if len(mine)
+        moved = (np.maximum.reduceat(np.abs(total.values), np.arange(0, len(blocks), BLOCK)) if len(blocks)
                  else total.values)
         turns = _turns(memory, call.n).after(blocks.runs.starts // BLOCK, moved)
         return Result(blocks.with_values(total.values), None, Memory(call.t, turns=turns), blocks,

@@ -58,7 +58,7 @@ def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memo
     with transport.phase("select"):
         mine = algorithm.select(given, max(1, min(k, n)), memory)
     report = StepReport(memory.step + 1, n, min(k, n), algorithm.global_k(k, n, workers),
-                        local_selected=len(mine), local_threshold=mine.threshold, phases=transport.phases)
+                        local_selected=len(mine.elements), local_threshold=mine.threshold, phases=transport.phases)
     said = replace(said, step=memory.step, memory=algorithm.digest(memory))
     return Begun(algorithm, mine, said, memory, transport, report)
 

@@ -31,9 +31,6 @@ class Selection:
         ends = ends or (threshold, float(np.abs(elements.values).max(initial=0)))
         return Selection(elements, elements, threshold, ends)
 
-    def __len__(self) -> int:
-        return len(self.elements)
-
     def lost(self) -> SparseVector:
         """Return what rounding took from the elements."""
         return self.elements.with_values(self.elements.values - self.sent.values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ class SparseVector:
 
     def __getitem__(self, part: slice) -> SparseVector:
         return SparseVector(self.indices[part], self.values[part])
+
+    def split(self, lengths: Sequence[int]) -> list[SparseVector]:
+        """Return consecutive parts of these lengths."""
+        return [self[start:stop] for start, stop in pairwise(np.cumsum([0, *lengths]).tolist())]
 
     def with_values(self, values: Values) -> SparseVector:
         """Return a vector with the same indices, and these values."""

@@ -11,7 +11,7 @@ bit for each of the region's; and if all are there, nothing is sent but the valu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isfinite
@@ -238,6 +238,15 @@ class WireCodec:
         if len(indices) != count:
             raise WireError(f"a message's {count} indices should ascend within [{start}, {stop}), and do not")
         return SparseVector(indices, self._values.unpack(values, count))
+
+    def encode_each(self, vectors: Mapping[int, SparseVector], extents: Mapping[int, Extent]) -> dict[int, Bytes]:
+        """Return the message for each rank that an extent is of."""
+        return {rank: self.encode(vectors[rank], start, stop) for rank, (_, start, stop) in extents.items()}
+
+    def decode_each(self, messages: Iterable[tuple[int, Bytes]], extents: Mapping[int, Extent],
+                    ) -> dict[int, SparseVector]:
+        """Return the vectors in (rank, message) pairs, by rank. Raise WireError as `decode`."""
+        return {rank: self.decode(message, *extents[rank]) for rank, message in messages}
 
     @cached_property
     def _values(self) -> Plain:
