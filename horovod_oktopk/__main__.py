@@ -209,9 +209,10 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
                         help=f"fraction of them that is selected ({DEFAULT_DENSITY})")
     parser.add_argument("--global-density", type=float,
                         help="fraction that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
-    parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical, of workers")
+    parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical, of workers (with "
+                                                  "--measure: those of this job)")
     parser.add_argument("--bandwidth", help="of a rank's link in each direction, with its unit: 10gbit, 940mbit/s")
-    parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
+    parser.add_argument("--latency", help="of one message, with its unit: 50us, 0.1ms (50us)")
     parser.add_argument("--measure", action="store_true",
                         help="measure bandwidth and latency between the ranks, under horovodrun or torchrun")
 
@@ -225,14 +226,19 @@ def run_advise(arguments: argparse.Namespace) -> int:
     if arguments.parameters >= MAX_ELEMENTS:
         raise OptionError(f"--parameters must be below {MAX_ELEMENTS}, as one optimizer reduces no more; got "
                           f"{arguments.parameters}: divide the model among several optimizers, and give each one's")
+    if arguments.ranks is not None:
+        check_integer("--ranks", arguments.ranks)
     if arguments.measure:
+        if arguments.bandwidth or arguments.latency:
+            raise OptionError("--measure finds bandwidth and latency: give them, or --measure, and not both")
         size, rank, network = _measure()
+        size = arguments.ranks or size
     else:
         if arguments.ranks is None or arguments.bandwidth is None:
             raise OptionError("give --ranks and --bandwidth, or --measure under horovodrun or torchrun")
-        check_integer("--ranks", arguments.ranks)
         size, rank = arguments.ranks, 0
-        network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
+        network = advise.Network(advise.parse_latency(arguments.latency or "50us"),
+                                 advise.parse_bandwidth(arguments.bandwidth))
     n = arguments.parameters
     seconds = advise.measure_selection(n, arguments.density), advise.measure_blocks(n)
     if rank == 0:

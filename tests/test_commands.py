@@ -156,6 +156,8 @@ def test_the_command_prints_the_table():
     ("--parameters 9 --ranks 2 --bandwidth 10", "with its unit, such as 10gbit"),
     ("--parameters 9 --ranks 2 --bandwidth 1gbit --latency 5", "with its unit, such as 50us"),
     ("--parameters 9 --ranks 8 --bandwidth 1gbit --ranks-per-host 2", "unrecognized arguments: --ranks-per-host 2"),
+    ("--parameters 9 --measure --ranks 0", "--ranks must be an integer of at least 1"),
+    ("--parameters 9 --measure --latency 1us", "--measure finds bandwidth and latency"),
     ("--parameters 9 --measure", "--measure needs several ranks: use horovodrun"),
     ("--parameters 9", "give --ranks and --bandwidth")])
 def test_the_command_says_what_is_wrong(line, message):
@@ -165,11 +167,11 @@ def test_the_command_says_what_is_wrong(line, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_the_network_of_a_job_is_measured(backend):
-    job = horovodrun(backend, 2, "-m", "horovod_oktopk", "advise", "--parameters", "100000", "--measure", timeout=100)
+@pytest.mark.parametrize(("backend", "line", "ranks"), [("mpi", "--measure", 2), ("gloo", "--measure --ranks 64", 64)])
+def test_the_network_of_a_job_is_measured_for_its_ranks_or_for_more(backend, line, ranks):
+    job = horovodrun(backend, 2, "-m", "horovod_oktopk", "advise", "--parameters", "100000", *line.split(), timeout=100)
     assert job.returncode == 0, job.output
-    assert job.output.count("100,000 parameters, 2 ranks, density 0.01, of SameBlocks 0.2; ") == 1
+    assert job.output.count(f"100,000 parameters, {ranks} ranks, density 0.01, of SameBlocks 0.2; ") == 1
     assert "OkTopk" in job.output
 
 
