@@ -29,7 +29,7 @@ class Around(Compression):
     """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
-        scheme = DenseSum() if means_dense(self.inner) else _ours(self.inner)
+        scheme = DenseSum() if means_dense(self.inner) else own_options(self.inner)
         if not isinstance(scheme, Scheme):
             raise OptionError(f"{type(self).__name__} takes Dense(), OkTopk(...) or another scheme; got "
                               f"{self.inner!r}")
@@ -41,18 +41,19 @@ class Around(Compression):
 
 
 def as_options(compression: Any) -> Any:
-    """Return options of ours (a plain class takes the defaults), or None for one of Horovod's compressors.
+    """Return options of ours (see `own_options`), or None for one of Horovod's compressors.
 
     Raise OptionError for any other value.
     """
-    options = _ours(compression)
+    options = own_options(compression)
     if options is None and not hasattr(compression, "compress"):
         raise OptionError("compression takes OkTopk(...) or other options of this package, or one of Horovod's, as "
                           f"hvd.Compression.none; got {compression!r}")
     return options
 
 
-def _ours(compression: Any) -> Any:
+def own_options(compression: Any) -> Any:
+    """Return options of ours (a plain class takes the defaults); None for any other value."""
     if isinstance(compression, type) and issubclass(compression, Compression):
         return compression()
     return compression if isinstance(compression, Compression) else None

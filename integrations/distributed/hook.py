@@ -13,7 +13,7 @@ from horovod_oktopk.distributed.groups import GroupRanks
 from horovod_oktopk.distributed.private import hooks_of
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.mode import Mode
-from horovod_oktopk.schemes import OkTopk, as_options
+from horovod_oktopk.schemes import OkTopk, own_options
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
@@ -48,7 +48,7 @@ class OkTopkState:
 
     def __init__(self, process_group: Any = None, compression: Any = OkTopk,
                  named_parameters: Iterable[tuple[str, torch.Tensor]] = (), scaler: Any = None) -> None:
-        options = as_options(compression)
+        options = own_options(compression)
         if not isinstance(options, Scheme):
             raise PluginError(GRADIENTS_ALONE.format(given=compression))
         self._options, self._scaler = options, scaler

@@ -16,7 +16,7 @@ from horovod_oktopk.distributed.groups import NO_GROUP
 from horovod_oktopk.distributed.peers import GroupPeers
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.make import kind_of
-from horovod_oktopk.schemes import OkTopk, as_options
+from horovod_oktopk.schemes import OkTopk, own_options
 from horovod_oktopk.schemes.options import check_integer
 from horovod_oktopk.torch_base import make
 from horovod_oktopk.torch_base.registry import holders_of
@@ -56,7 +56,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Any
         >>> optimizer = DistributedOptimizer(optimizer, model.named_parameters(), OkTopk(density=0.01))
     """
     _check_started()
-    options = as_options(compression)
+    options = own_options(compression)
     if options is None:
         raise OptionError(DENSE.format(given=compression))
     kind_of(options).check("torchrun")

@@ -214,7 +214,7 @@ def check_what_is_not_for_torchrun_is_refused() -> None:
                                     **arguments)
 
     assert "horovodrun --mpi" in raised_everywhere(PluginError, lambda: make(Partial(OPTIONS)))[0]
-    for dense in (Dense, Dense()):
+    for dense in (Dense, Dense(), None, "oktopk"):
         assert "DistributedDataParallel" in raised_everywhere(OptionError, lambda given=dense: make(given))[0]
     assert "ReduceOp.AVG" in raised_everywhere(PluginError, lambda: make(OPTIONS, op=dist.ReduceOp.MAX))[0]
 

@@ -193,7 +193,7 @@ def check_a_state_of_other_ranks_is_refused() -> None:
 
 
 def check_what_a_hook_cannot_do_is_refused() -> None:
-    for compression in (StepAhead(OPTIONS), Partial(OPTIONS)):
+    for compression in (StepAhead(OPTIONS), Partial(OPTIONS), None, "oktopk"):
         messages = raised_everywhere(PluginError, lambda given=compression: OkTopkState(compression=given))
         assert "leave_gradients" in messages[0]
 
