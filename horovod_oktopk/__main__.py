@@ -227,7 +227,7 @@ def run_advise(arguments: argparse.Namespace) -> int:
         raise OptionError(f"--parameters must be below {MAX_ELEMENTS}, as one optimizer reduces no more; got "
                           f"{arguments.parameters}: divide the model among several optimizers, and give each one's")
     if arguments.ranks is not None:
-        check_integer("--ranks", arguments.ranks)
+        check_integer("--ranks", arguments.ranks, ": one rank sends nothing, and compresses nothing", least=2)
     if arguments.measure:
         if arguments.bandwidth or arguments.latency:
             raise OptionError("--measure finds bandwidth and latency: give them, or --measure, and not both")

@@ -148,7 +148,7 @@ def test_the_command_prints_the_table():
 
 @pytest.mark.parametrize(("line", "message"), [
     ("--parameters 0 --ranks 8 --bandwidth 1gbit", "--parameters must be an integer of at least 1"),
-    ("--parameters 9 --ranks 0 --bandwidth 1gbit", "--ranks must be an integer of at least 1"),
+    ("--parameters 9 --ranks 1 --bandwidth 1gbit", "--ranks must be an integer of at least 2: one rank sends"),
     ("--parameters 4294967296 --ranks 2 --bandwidth 1gbit", "--parameters must be below 4294967296"),
     *((f"--parameters 9 --ranks 2 --bandwidth 1gbit --density {wrong}", f"--density must be in (0, 1]; got {wrong}")
       for wrong in ("0.0", "2.0", "nan")),
@@ -156,7 +156,7 @@ def test_the_command_prints_the_table():
     ("--parameters 9 --ranks 2 --bandwidth 10", "with its unit, such as 10gbit"),
     ("--parameters 9 --ranks 2 --bandwidth 1gbit --latency 5", "with its unit, such as 50us"),
     ("--parameters 9 --ranks 8 --bandwidth 1gbit --ranks-per-host 2", "unrecognized arguments: --ranks-per-host 2"),
-    ("--parameters 9 --measure --ranks 0", "--ranks must be an integer of at least 1"),
+    ("--parameters 9 --measure --ranks 0", "--ranks must be an integer of at least 2"),
     ("--parameters 9 --measure --latency 1us", "--measure finds bandwidth and latency"),
     ("--parameters 9 --measure", "--measure needs several ranks: use horovodrun"),
     ("--parameters 9", "give --ranks and --bandwidth")])

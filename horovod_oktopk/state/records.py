@@ -53,6 +53,7 @@ def check_records(records: Any) -> None:
             if name in each and not is_right(each[name]):
                 raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}; "
                                   "load another one")
+        Memory.from_record(each["algorithm"])  # of all ranks: or one would refuse it when the others wait for it
 
 
 def _is_count(value: Any) -> bool:
@@ -243,7 +244,6 @@ class Residuals:
             is_same = own[0]["size"] == size and copies_then == copies and (copies == 1 or own[0]["rank"] == rank)
             if is_same and is_in_order:
                 algorithm = own[0]["algorithm"]
-                Memory.from_record(algorithm)  # or a rank would find it damaged later, when the others wait for it
             if copies_then != copies:
                 residual, copies = residual / residual.dtype.type(copies_then if self.adds else 1), 1
         else:

@@ -240,6 +240,7 @@ def check_a_damaged_record_is_refused_and_nothing_is_taken() -> None:
     last = state["horovod_oktopk"][-1]
     residual = last["residual"]
     damaged = [{name: value for name, value in last.items() if name != "algorithm"}, [],
+               {**last, "algorithm": {**last["algorithm"], "boundaries": [5]}},
                {**last, "residual": residual[:-1]}, {**last, "residual": residual.to(torch.bfloat16)},
                {**last, "residual": residual.numpy()}, {**last, "residual": torch.full_like(residual, torch.nan)}]
     for record in damaged:
