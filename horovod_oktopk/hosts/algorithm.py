@@ -45,7 +45,8 @@ class OnHosts(Algorithm):
     def _call_of_slice(self, mine: Selection, call: Call, memory: Memory, across: Link) -> Call:
         """Return the call of this slice, once its ranks have told what each host has selected and remembers.
 
-        k' is apportioned to the slices by what all hosts have selected of each, and k in the same proportion.
+        k is divided in proportion to what all hosts have selected of each slice, and k' by how many elements that can
+        be: no more than the slice has, as hosts select the same ones.
         """
         within, own = self._hosts.within, self._hosts.slice_of(call.n)
         n = int(own.stop - own.start)
@@ -54,9 +55,9 @@ class OnHosts(Algorithm):
             told, counts = tell(np.array([len(mine.elements), memory.digest()], np.uint32), counts, across.transport)
         lengths, in_sync = told[:, 0].astype(np.int64), call.in_sync and bool((told[:, 1] == told[0, 1]).all())
         with within.phase("host_agree"):
-            kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]
-        return replace(call, in_sync=in_sync, n=n, k=call.k * kept / max(1, call.kept), kept=int(kept), counts=counts,
-                       lengths=lengths)
+            selected, places = within.allgather(np.array([lengths.sum(), min(lengths.sum(), n)])).T
+        return replace(call, in_sync=in_sync, n=n, k=call.k * selected[within.rank] / max(1, selected.sum()),
+                       kept=int(apportioned(call.kept, places)[within.rank]), counts=counts, lengths=lengths)
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         """Return nothing: ranks with the same slice tell each other."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 
 from horovod_oktopk.distributed.ddp import refuse_sharded
 from horovod_oktopk.distributed.groups import NO_GROUP
@@ -25,6 +26,8 @@ from horovod_oktopk.torch_base.state import residuals_apart
 DENSE = ("DistributedOptimizer takes OkTopk(...) or other options of this package; got {given!r}. For dense "
          "gradients use torch.nn.parallel.DistributedDataParallel")
 ROOT = "root_rank must be less than {size}, the group's number of ranks; got {root_rank}: give a number in the group"
+LAZY = ("the model has lazy parameters, which have no values yet that rank 0 could give the others: run a forward "
+        "pass first, and make the optimizer after it")
 OP = "op must be dist.ReduceOp.AVG or dist.ReduceOp.SUM; got {op!r}"
 
 
@@ -64,6 +67,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Any
         raise PluginError(OP.format(op=op))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     refuse_sharded(parameters)
+    if broadcast and any(map(is_lazy, parameters)):
+        raise PluginError(LAZY)
     make.make(optimizer, options, named_parameters, op == dist.ReduceOp.AVG, sparse_as_dense,
               functools.partial(GroupPeers, process_group), __name__)
     if broadcast:

@@ -138,6 +138,16 @@ def test_more_or_less_is_kept_of_the_sum(kept):
     assert all(len(rank[0]) == kept or kept == 60 for ranks in run for rank in ranks)
 
 
+@pytest.mark.parametrize("name", ["OkTopk", "GTopk"])
+def test_all_sums_are_kept_that_there_are_places_for(name):
+    """Also where hosts have selected the same elements of one slice, and others of the next one."""
+    gradients = np.random.default_rng(0).standard_normal((3, 2, 40)).astype(np.float32)  # by step and host
+    gradients[:, 0, 20:30] = gradients[:, 1, 30:] = 0
+    for ranks in on_slices(gradients, 40, 2, SCHEMES[name].algorithm):
+        assert len(ranks[0][0]) == 40
+        assert not by_host([rank[2] for rank in ranks], 2).any()
+
+
 @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=8), total=st.integers(0, 200))
 def test_a_number_is_apportioned(weights, total):
     weights = np.array(weights)

@@ -217,6 +217,8 @@ def check_what_is_not_for_torchrun_is_refused() -> None:
     for dense in (Dense, Dense(), None, "oktopk"):
         assert "DistributedDataParallel" in raised_everywhere(OptionError, lambda given=dense: make(given))[0]
     assert "ReduceOp.AVG" in raised_everywhere(PluginError, lambda: make(OPTIONS, op=dist.ReduceOp.MAX))[0]
+    lazy = torch.optim.SGD(torch.nn.LazyLinear(3).parameters(), lr=1.0)
+    assert "run a forward pass first" in raised_everywhere(PluginError, lambda: DistributedOptimizer(lazy))[0]
 
 
 def check_an_optimizer_that_steps_parts_and_sends_them() -> None:
