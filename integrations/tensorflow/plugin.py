@@ -30,6 +30,7 @@ from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce
 from horovod_oktopk.tensorflow.registry import in_use
 from horovod_oktopk.tensorflow.state import ElasticVariables, owners_of
+from horovod_oktopk.tensorflow.tensors import in_float32
 from horovod_oktopk.tensorflow.variables import tensor_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.elastic import extend_elastic
@@ -104,8 +105,8 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None,  # noqa: ARG00
         raise PluginError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
     options, own, dense = as_options(compression), optimizer, None
     if options is None:
-        dense = dense_allreduce(device_dense, device_sparse, compression, sparse_as_dense, op,
-                                gradient_predivide_factor, groups or num_groups or None, process_set)
+        dense = in_float32(dense_allreduce(device_dense, device_sparse, compression, sparse_as_dense, op,
+                                           gradient_predivide_factor, groups or num_groups or None, process_set))
     else:
         refuse_replicas()
         check_arguments(hvd, op, gradient_predivide_factor)
@@ -233,7 +234,7 @@ def _wrap_tapes(make: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(asked.get("groups"), list):
             asked["groups"] = [list(map(tensor_of, group)) for group in asked["groups"]]
         stock = make(*call.args, **call.kwargs)
-        return tape.view_of(asked["gradtape"], stock._allreduce_grads,
+        return tape.view_of(asked["gradtape"], in_float32(stock._allreduce_grads),
                             stock.process_set if stock.scale_local_gradients else None, trains_densely=True)
 
     return wrapped

@@ -22,7 +22,7 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.run import ALL, GradientRun, PartialRun, RateOf, Refusal, Run, StepAheadRun, runs_over
-from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
+from horovod_oktopk.tensorflow.tensors import in_float32, is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import ByVariables, check_variables, key_of, name_of, tensor_of
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
@@ -95,8 +95,8 @@ class Runs(Generic[One]):
         """Return the gradients, averaged over the ranks of a host where each host is one worker."""
         if self._host_set is None:
             return list(gradients)
-        return self.reduced_by(lambda dense: hvd.grouped_allreduce(
-            dense, op=self._op, process_set=self._host_set) if dense else [], gradients, self._host_set)
+        return self.reduced_by(in_float32(lambda dense: hvd.grouped_allreduce(
+            dense, op=self._op, process_set=self._host_set) if dense else []), gradients, self._host_set)
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,  # noqa: ARG002
              all_variables: Sequence[Any], checks_overflow: bool) -> None:  # noqa: ARG002
@@ -108,10 +108,11 @@ class Runs(Generic[One]):
         """Return the gradients: `reduce` reduces dense ones, and Horovod sparse ones, over this process set."""
         dense = reduce([g for g in gradients if is_dense(g)])
         with tf.control_dependencies(dense):  # the roll call comes first: then no rank waits in vain
-            sparse = {index: hvd.allreduce(g, op=self._op, process_set=process_set)
-                      for index, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
-        remaining = iter(dense)
-        return [next(remaining) if is_dense(g) else sparse.get(index) for index, g in enumerate(gradients)]
+            sparse = in_float32(
+                lambda slices: [hvd.allreduce(g, op=self._op, process_set=process_set) for g in slices]
+            )([g for g in gradients if isinstance(g, tf.IndexedSlices)])
+        reduced = {True: iter(dense), False: iter(sparse)}
+        return [None if g is None else next(reduced[is_dense(g)]) for g in gradients]
 
     @contextmanager
     def block(self) -> Iterator[bool]:

@@ -98,6 +98,18 @@ def without_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
     return with_scale(gradients, None if scale is None else 1 / scale)
 
 
+def in_float32(reduce: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+    """Return a function of Horovod's that reduces tensors, for those in bfloat16, too: Horovod has none."""
+    def wrapped(tensors: Sequence[Any], *others: Any) -> list[Any]:
+        dtypes = [None if each is None else each.dtype for each in tensors]
+        wide = [tf.cast(each, tf.float32) if dtype == tf.bfloat16 else each
+                for each, dtype in zip(tensors, dtypes, strict=True)]
+        return [each if each is None else tf.cast(each, dtype)
+                for each, dtype in zip(reduce(wide, *others), dtypes, strict=True)]
+
+    return wrapped
+
+
 def with_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
     """Return the gradients of the scaled loss, as whoever takes the scale out again expects them."""
     def times(values: tf.Tensor) -> tf.Tensor:

@@ -22,6 +22,7 @@ from tests.tensorflow.scenarios.common import (
     distribute,
     fit,
     keras,
+    make_data,
     make_model,
     reduced,
     refusal,
@@ -236,3 +237,28 @@ def check_variables_of_16_bits_start_alike() -> None:
         starts(model)
         assert model.weights[-1].dtype == "bfloat16"
         assert_equal_everywhere(hvd, {name: values.astype(np.float32) for name, values in weights(model).items()})
+
+
+def check_variables_in_bfloat16_train_wherever_horovod_reduces_them() -> None:
+    """Its operations do not take them: dense training, sparse gradients, a mean of what has drifted apart."""
+    in_time = (hvd_keras.Partial(OPTIONS, in_order=False),) if hvd.mpi_enabled() else ()
+    for compression in (hvd_keras.Dense(), hvd.Compression.none, OPTIONS, *in_time):
+        keras.utils.set_random_seed(1)
+        embedding = [] if compression in in_time else [keras.layers.Embedding(7, 5, dtype="bfloat16"),
+                                                       keras.layers.Flatten()]
+        model = keras.Sequential([keras.layers.Input((20,)), *embedding, keras.layers.Dense(4, dtype="bfloat16")])
+        compiled(model, distribute(compression))
+        before = weights(model)
+        x, y = make_data()
+        model.fit(np.abs(x).astype(np.int32) % 7, y, batch_size=16, epochs=2, verbose=0, callbacks=[broadcast()])
+        assert model.weights[0].dtype == "bfloat16"
+        assert any((values != before[name]).any() for name, values in weights(model).items())
+        assert_equal_everywhere(hvd, {name: values.astype(np.float32) for name, values in weights(model).items()})
+
+
+def check_a_dense_tape_reduces_bfloat16() -> None:
+    variable = tf.Variable(tf.ones(3, tf.bfloat16))
+    [gradient] = reduced([variable], lambda: tf.reduce_sum(variable) * tf.cast(hvd.rank() + 1, tf.bfloat16),
+                         hvd_keras.Dense())
+    assert gradient.dtype == tf.bfloat16
+    assert (gradient.numpy() == sum(range(1, hvd.size() + 1))).all()
