@@ -56,8 +56,9 @@ class OnHosts(Algorithm):
         lengths, in_sync = told[:, 0].astype(np.int64), call.in_sync and bool((told[:, 1] == told[0, 1]).all())
         with within.phase("host_agree"):
             selected, places = within.allgather(np.array([lengths.sum(), min(lengths.sum(), n)])).T
-        return replace(call, in_sync=in_sync, n=n, k=call.k * selected[within.rank] / max(1, selected.sum()),
-                       kept=int(apportioned(call.kept, places)[within.rank]), counts=counts, lengths=lengths)
+        k, kept = call.k * selected[within.rank] / max(1, selected.sum()), apportioned(call.kept, places)[within.rank]
+        return replace(call, in_sync=in_sync, n=n, k=k, kept=int(kept), k_as_kept=call.k * kept / max(1, call.kept),
+                       counts=counts, lengths=lengths)
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         """Return nothing: ranks with the same slice tell each other."""

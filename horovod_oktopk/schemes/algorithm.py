@@ -70,7 +70,7 @@ class Memory:
                 if boundaries[0] or (np.diff(boundaries) < 0).any():
                     raise ValueError
             threshold = None if threshold is None else float(threshold)
-        except (TypeError, ValueError, IndexError):
+        except (TypeError, ValueError, IndexError, OverflowError):
             raise OptionError(f"the state is damaged: the regions' boundaries are {boundaries!r:.80}, and the "
                               f"threshold is {threshold!r:.80}; load another one") from None
         return Memory(record["step"], boundaries, threshold, None if turns is None else Turns.from_record(turns))
@@ -92,6 +92,8 @@ class Call:
     """Number of elements that the mean worker has selected, at most."""
     kept: int
     """k', the number of elements to keep of the sum."""
+    k_as_kept: float
+    """k; of a host's slice, k in proportion to its k': slices divide among them what the bound leaves."""
     lengths: Counts
     """Number of elements that each rank has selected, at most: shape (P,)."""
 

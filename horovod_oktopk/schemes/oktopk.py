@@ -200,7 +200,8 @@ def allowed_words(call: Call) -> Words:
     phase 2, the same for every rank. So a rank that has selected `lengths` elements (of a host's slice, for example)
     may send 2 lengths + rest.
     """
-    return 2 * call.lengths + (oktopk_bound(call.k, len(call.lengths), call.kept) - 2 * call.k)
+    rest = oktopk_bound(call.k_as_kept, len(call.lengths), call.kept) - 2 * call.k_as_kept
+    return 2 * call.lengths + rest
 
 
 def _is_due(call: Call, interval: int) -> bool:

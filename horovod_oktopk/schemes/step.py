@@ -78,7 +78,7 @@ def complete(begun: Begun) -> Outcome:
         return Outcome(report, memory, not_finite=heard.not_finite, level=heard.level)
     link, mine = Link(transport, WireCodec(mine.elements.values.dtype, algorithm.value_dtype)).fitted_to(mine)
     call = Call(t=report.step, in_sync=heard.in_sync, counts=heard.counts, n=report.n, k=said.k, kept=report.global_k,
-                lengths=np.full(transport.size, said.k))
+                k_as_kept=said.k, lengths=np.full(transport.size, said.k))
     result = algorithm.exchange(mine, call, memory, link)
     report.local_selected, report.global_selected = len(result.selected), len(result.update)
     report.global_threshold = result.memory.threshold or 0.0

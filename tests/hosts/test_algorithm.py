@@ -148,6 +148,29 @@ def test_all_sums_are_kept_that_there_are_places_for(name):
         assert not by_host([rank[2] for rank in ranks], 2).any()
 
 
+def of_slices(parts):
+    """Return the gradients of two steps; in slices of 100, the second one has (host, slice, start, stop, value)."""
+    gradients = np.zeros((2, 5, 2, 100), np.float32)
+    gradients[0, :, :, ::2] = 1e-6  # equal regions, and nothing left
+    for host, part, start, stop, value in parts:
+        gradients[1, host, part, start:stop] = value
+    return gradients.reshape(2, 5, 200)
+
+
+def test_the_bound_holds_where_one_slice_is_selected_alike_and_the_other_is_not(words_for_indices):
+    """Slices divide k' otherwise than k then, and with it what the bound leaves to each."""
+    alike = [(host, 0, 20 * block, 20 * block + (20 if host == 0 or host == block else 15), 0.5)
+             for host in range(5) for block in range(5) if host or block]
+    large = [(host, 0, 20 * block, 20 * block + 10, 5.0) for host in range(5) for block in (2, 3)]
+    others = [(host, 1, 20 * block + 4 * host, 20 * block + 4 * host + 4, 0.5 if block else 5.0)
+              for host in range(5) for block in range(5)]
+    run = on_slices(of_slices([*alike, *large, *others]), 100, 2, making(density=0.5, global_density=0.2))
+    for ranks in run:
+        words = np.array([rank[4].payload_bytes()[0] / 4 for rank in ranks]).reshape(5, 2).sum(axis=1)
+        assert words.max() <= oktopk_bound(100, 5, 40)
+        assert len(ranks[0][0]) == 40
+
+
 @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=8), total=st.integers(0, 200))
 def test_a_number_is_apportioned(weights, total):
     weights = np.array(weights)

@@ -234,6 +234,7 @@ def test_a_residual_that_does_not_fit_is_refused_and_nobody_takes_anything(value
     (lambda c: c["reductions"][0][1]["algorithm"].update(boundaries=[0, 90, 70, 103]), "the regions' boundaries are"),
     (lambda c: c["reductions"][0][1]["algorithm"].update(boundaries=[5, 70, 90, 103]), "the regions' boundaries are"),
     (lambda c: c["reductions"][0][1]["algorithm"].update(boundaries=[]), "the regions' boundaries are"),
+    (lambda c: c["reductions"][0][1]["algorithm"].update(boundaries=[0, 10**30]), "the regions' boundaries are"),
     (lambda c: c["reductions"][0][1]["algorithm"].update(global_threshold=[]), "the threshold is []"),
     (lambda c: c["reductions"][0][1]["algorithm"].update(turns={}), "the turns of its blocks are {}"),
     (lambda c: c["reductions"][0][1].update(parameters={}), "'parameters' is"),
