@@ -50,32 +50,23 @@ def runs_beside(target: Any) -> list[Runs[Any]]:
     return list(dict.fromkeys(runs for owner in owners if owner is not None and (runs := owner()) is not None))
 
 
-def runs_of_tapes_over(target: Any) -> list[Run]:
-    """Return the runs of tapes over a target's variables; and of optimizers beside it, see there."""
-    wanted = set(key_of(trained_by(target)))
-    return [run for each in (*OF_TAPES.values(), *runs_beside(target))
-            for key, run in each.present().items() if wanted & set(key)]
-
-
 def trains_densely(target: Any) -> bool:
     """Return True for an optimizer that reduces all elements, and for a model that has one."""
     return any(steps.runs is None for steps in _steps_of(target))
 
 
 def runs_by_optimizer(target: Any) -> list[list[Run]]:
-    """Return the runs of each optimizer of a target, and at last those of none of them, over its variables."""
-    return [*(list(each.present().values()) for each in all_runs_of(target)), runs_of_tapes_over(target)]
-
-
-def densities_of(target: Any) -> list[float]:
-    """Return the densities of a target's optimizers, and of tapes over its variables that have taken a step."""
-    schemes = [*(each.scheme for each in all_runs_of(target)),
-               *(run.mode.reduction.scheme for run in runs_of_tapes_over(target))]
-    return [scheme.present_density for scheme in schemes]
+    """Return the runs of an optimizer or a model; or all over the variables of a model without one, or of a list."""
+    several = all_runs_of(target)
+    if several:
+        return [list(each.present().values()) for each in several]
+    wanted = set(key_of(trained_by(target)))
+    either = [*OF_TAPES.values(), *runs_beside(target)]
+    return [[run for each in either for key, run in each.present().items() if wanted & set(key)]]
 
 
 def each_run_of(target: Any) -> list[Run]:
-    """Return the runs of all optimizers of a target, and of tapes over its variables, together."""
+    """Return the runs of all optimizers of a target, together."""
     return [run for runs in runs_by_optimizer(target) for run in runs]
 
 

@@ -169,8 +169,7 @@ class Runs(Generic[One]):
         kept = (lambda: self) if self.kind.reads_memory else weakref.ref(self)
         for tensor in map(tensor_of, variables):
             tensor._oktopk_runs = None if are_of_tapes else kept
-        beside = () if are_of_tapes else [each for each in STATES
-                                          if not each.of_tapes and each.served.isdisjoint(key)]
+        beside = () if are_of_tapes else [each for each in STATES if each.served.isdisjoint(key)]
         for state in (*self.states, *beside):
             state.hand_to(run, key)
         return run
@@ -264,14 +263,12 @@ def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:
 class WaitingState:
     """A file for the runs of an optimizer, or those of tapes over some variables.
 
-    `number` is the optimizer's among those of the target, or how many these are. `taken` is what of the file is
-    taken, on rank 0. `of_tapes` is True if it is for tapes alone.
+    `number` is the optimizer's among those of the target. `taken` is what of the file is taken, on rank 0.
     """
 
     path: Any
     number: int
     variables: list[weakref.ref[Any]] | None
-    of_tapes: bool = False
     handed: int = 0
     served: set[int] = field(default_factory=set)
     """Identities of the variables whose runs had it."""

@@ -22,14 +22,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
 from horovod_oktopk.tensorflow.private import built_with
-from horovod_oktopk.tensorflow.registry import (
-    OF_TAPES,
-    all_runs_of,
-    each_run_of,
-    runs_beside,
-    runs_by_optimizer,
-    runs_of_tapes_over,
-)
+from horovod_oktopk.tensorflow.registry import OF_TAPES, all_runs_of, each_run_of, runs_beside, runs_by_optimizer
 from horovod_oktopk.tensorflow.run import Run, runs_over
 from horovod_oktopk.tensorflow.runs import STATES, Runs, WaitingState
 from horovod_oktopk.tensorflow.variables import is_variable, key_of, tensor_of, trained_by, variables_in
@@ -54,7 +47,7 @@ class Target:
 
     def set_density(self, density: float | None) -> None:
         """See Owner; of no effect on dense training. Raise PluginError for variables of tapes without a step."""
-        several: list[Any] = [*all_runs_of(self._target), *(run.mode for run in runs_of_tapes_over(self._target))]
+        several: list[Any] = [*all_runs_of(self._target)] or [run.mode for run in each_run_of(self._target)]
         if not several and not registry.trains_densely(self._target):
             raise PluginError(NONE_YET)
         for each in several:
@@ -217,7 +210,7 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     several = runs_by_optimizer(target)
     if not any(several):
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet: "
-                          "save it after the first step; a tape's state is that of the model, or of the variables")
+                          "save it after the first step")
     numbers = [number for number, runs in enumerate(several) for _ in runs]
     gather.save([run.mode for runs in several for run in runs], path, numbers, **marks)
 
@@ -241,19 +234,12 @@ def load_state(target: Any, path: PathLike) -> None:
     if not several and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
                           "give a model, its optimizer or its variables")
-    for number, owner in enumerate(several):
-        owner.states.append(_handed(WaitingState(path, number, None), [owner]))
-    if variables:
-        beside = WaitingState(path, len(several), [weakref.ref(v) for v in variables], of_tapes=bool(several))
-        STATES.append(_handed(beside, [*OF_TAPES.values(), *runs_beside(target)]))
-
-
-def _handed(state: WaitingState, owners: Iterable[Runs[Any]]) -> WaitingState:
-    """Return a state, once the runs that there are have been handed it."""
-    for owner in owners:
-        for key, run in owner.present().items():
-            state.hand_to(run, key)
-    return state
+    for number, owners in enumerate([[each] for each in several] or [[*OF_TAPES.values(), *runs_beside(target)]]):
+        state = WaitingState(path, number, None if several else [weakref.ref(v) for v in variables])
+        for owner in owners:
+            for key, run in owner.present().items():
+                state.hand_to(run, key)
+        (several[number].states if several else STATES).append(state)
 
 
 read_marks = gather.read_marks
@@ -328,7 +314,7 @@ def _runs(state: Any) -> list[Run]:
     if isinstance(state, TensorFlowState):
         variables = list(state.variables)
         return list(dict.fromkeys([*each_run_of(variables), *runs_over(key_of(variables))]))
-    return list(dict.fromkeys([*each_run_of(state.optimizer), *each_run_of(state.model)]))
+    return each_run_of(state.optimizer) or each_run_of(state.model)
 
 
 def _trained(state: Any) -> Any:

@@ -57,14 +57,8 @@ class Gan(keras.Model):
         super().__init__()
         self.generator, self.critic = layers.Dense(20), layers.Dense(1)
         self.generates = distribute(compression, keras.optimizers.Adam(rate))
-        self.others = {"criticises": self.optimizer_of_critic(compression, keras.optimizers.SGD(rate, momentum=0.5))}
-        self.compile(jit_compile=False)
-
-    def optimizer_of_critic(self, compression: Any, plain: Any) -> Any:
-        return distribute(compression, plain)
-
-    def tape_of_critic(self, tape: Any) -> Any:
-        return tape
+        self.others = {"criticises": distribute(compression, keras.optimizers.SGD(rate, momentum=0.5))}
+        self.compile()
 
     def variables_of(self, name: str) -> list[Any]:
         return variables_in(self.generates if name == "generates" else self.others[name])
@@ -75,20 +69,9 @@ class Gan(keras.Model):
             made = self.generator(x[:, :6])
             loss = tf.reduce_mean(tf.square(self.critic(made) - 1.0))
             of_critic = tf.reduce_mean(tf.square(self.critic(x) - 1.0) + tf.square(self.critic(made)))
-        minimize(self.others["criticises"], of_critic, [self.critic], self.tape_of_critic(tape))
+        minimize(self.others["criticises"], of_critic, [self.critic], tape)
         minimize(self.generates, loss, [self.generator], tape)
         return {"loss": loss}
-
-
-class GanWithATape(Gan):
-    """Its critic has a plain optimizer, and a distributed tape."""
-
-    def optimizer_of_critic(self, compression: Any, plain: Any) -> Any:
-        self.compression = compression
-        return plain
-
-    def tape_of_critic(self, tape: Any) -> Any:
-        return hvd.DistributedGradientTape(tape, compression=self.compression)
 
 
 def state(optimizer: Any) -> dict[str, np.ndarray]:
@@ -135,10 +118,10 @@ def check_what_one_rank_has_restored_is_taken_after_the_first_batch() -> None:
     assert_equal_everywhere(hvd, state(model.optimizer))
 
 
-def fit_gan(steps: range, callbacks: Any = (), model: Any = None, make: type[Gan] = Gan) -> Any:
+def fit_gan(steps: range, callbacks: Any = (), model: Any = None) -> Any:
     """Fit the model for these epochs; a new one, if none is given. Return it."""
     keras.utils.set_random_seed(1)
-    model = model or make(OkTopk(density=0.1))
+    model = model or Gan(OkTopk(density=0.1))
     fit(model, callbacks, epochs=steps.stop, initial_epoch=steps.start)
     return model
 
@@ -149,19 +132,11 @@ def residuals(model: Any) -> list[np.ndarray]:
 
 def check_a_gans_residuals_are_saved_and_come_back() -> None:
     """Optimizers first step in another order than that in which the model has them."""
-    assert_residuals_come_back(Gan)
-
-
-def check_residuals_of_an_optimizer_and_of_a_tape_are_saved_and_come_back() -> None:
-    assert_residuals_come_back(GanWithATape)
-
-
-def assert_residuals_come_back(make: type[Gan]) -> None:
-    uninterrupted = fit_gan(range(4), make=make)
+    uninterrupted = fit_gan(range(4))
     with shared_folder(hvd) as folder:
-        saved = fit_gan(range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")], make=make)
+        saved = fit_gan(range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])
         assert (folder / "residuals").exists()
-        resumed = make(OkTopk(density=0.1))
+        resumed = Gan(OkTopk(density=0.1))
         fit_gan(range(1), model=resumed)  # makes its variables
         for name in ("generates", "criticises"):
             for mine, theirs in zip(resumed.variables_of(name), saved.variables_of(name), strict=True):
@@ -179,36 +154,12 @@ def assert_residuals_come_back(make: type[Gan]) -> None:
 
 
 def check_a_models_own_optimizers_get_another_density_together() -> None:
-    for make in (Gan, GanWithATape):
-        model = fit_gan(range(1), make=make)
-        set_density(model, 0.5)
-        fit(model)
-        reports = [run.mode.report for run in each_run_of(model)]
-        assert [report.k for report in reports] == [round(0.5 * report.n) for report in reports]
-        assert len(reports) == 2
-
-
-def check_a_tape_before_a_distributed_optimizer_has_the_state_and_follows_the_density() -> None:
-    """And gradients are reduced once, by the tape."""
-    class Model(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = layers.Dense(20)
-            self.compile(distribute(OkTopk(density=0.1)), jit_compile=False)
-
-        def train_step(self, data: Any) -> dict[str, Any]:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self.dense(data[0]) - data[0]) ** 2)
-            minimize(self.optimizer, loss, [self.dense],
-                     hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.1)))
-            return {"loss": loss}
-
-    model, callbacks = Model(), hvd_keras.callbacks
-    with shared_folder(hvd) as folder:
-        fit(model, [callbacks.DensityWarmup([0.5, 0.25]), callbacks.StateCheckpoint(folder / "residuals")])
-        assert (folder / "residuals").exists()
-        everywhere(hvd, "seen")
-    assert step_report(model).k == round(0.25 * 420)
+    model = fit_gan(range(1))
+    set_density(model, 0.5)
+    fit(model)
+    reports = [run.mode.report for run in each_run_of(model)]
+    assert [report.k for report in reports] == [round(0.5 * report.n) for report in reports]
+    assert len(reports) == 2
 
 
 def check_a_checkpoint_of_nothing_warns() -> None:

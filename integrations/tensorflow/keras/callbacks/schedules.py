@@ -13,7 +13,7 @@ from horovod_oktopk.schemes import warmup_density
 from horovod_oktopk.schemes.warmup import WARM_UP
 from horovod_oktopk.tensorflow.keras.callbacks.broadcast import Logs
 from horovod_oktopk.tensorflow.private import sums_up_steps, velocities
-from horovod_oktopk.tensorflow.registry import all_runs_of, densities_of
+from horovod_oktopk.tensorflow.registry import all_runs_of
 from horovod_oktopk.tensorflow.variables import tensor_of
 
 SCHEDULED = ("{name} sets the optimizer's learning rate, which is a schedule or a function: give the optimizer a "
@@ -156,7 +156,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Select more in the first epochs, as gTop-k has it (Shi et al., ICDCS 2019); then as the options say.
 
-    An epoch's density is never less than that of the options. A tape has it from its second epoch on.
+    An epoch's density is never less than that of the options.
 
     Args:
         densities: those of the first epochs, each about a quarter of the one before: 25 %, 7.25 %, 1.5 % and 0.4 %,
@@ -176,7 +176,7 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         set_density(self.model, None)  # that of the options, to compare with
-        least = max(densities_of(self.model), default=0.0)
+        least = max((runs.scheme.present_density for runs in all_runs_of(self.model)), default=0.0)
         density = warmup_density(epoch, self._densities)
         if density is not None and not density <= least:
             set_density(self.model, density)
