@@ -50,6 +50,13 @@ def runs_beside(target: Any) -> list[Runs[Any]]:
     return list(dict.fromkeys(runs for owner in owners if owner is not None and (runs := owner()) is not None))
 
 
+def tapes_beside(target: Any) -> list[Run]:
+    """Return the runs of tapes that reduce variables of a target, which stands for the optimizers that it has."""
+    reduced = {id(v) for v in trained_by(target) if getattr(v, "_oktopk_runs", target) is None}
+    runs = [run for each in OF_TAPES.values() for key, run in each.present().items() if reduced & set(key)]
+    return runs if all_runs_of(target) else []
+
+
 def trains_densely(target: Any) -> bool:
     """Return True for an optimizer that reduces all elements, and for a model that has one."""
     return any(steps.runs is None for steps in _steps_of(target))

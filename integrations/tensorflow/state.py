@@ -7,6 +7,7 @@ Horovod overwrites with rank 0's.
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,14 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
 from horovod_oktopk.tensorflow.private import built_with
-from horovod_oktopk.tensorflow.registry import OF_TAPES, all_runs_of, each_run_of, runs_beside, runs_by_optimizer
+from horovod_oktopk.tensorflow.registry import (
+    OF_TAPES,
+    all_runs_of,
+    each_run_of,
+    runs_beside,
+    runs_by_optimizer,
+    tapes_beside,
+)
 from horovod_oktopk.tensorflow.run import Run, runs_over
 from horovod_oktopk.tensorflow.runs import STATES, Runs, WaitingState
 from horovod_oktopk.tensorflow.variables import is_variable, key_of, tensor_of, trained_by, variables_in
@@ -32,6 +40,8 @@ PathLike = str | os.PathLike[str]
 NONE_YET = ("there is no density to set: no optimizer of these variables was made with compression=OkTopk(...), and "
             "no tape has reduced their gradients yet. Give model.compile what DistributedOptimizer has returned; "
             "with tapes, call set_density after the first step")
+TAPES = ("{function} of what has a distributed optimizer is about that alone, and leaves out tapes beside "
+         "it: call {function}([variables ...], ...) for these, too; a file of theirs has a path of its own")
 IN_GRAPH = ("{function} changes the values of variables when it is called, so it cannot be part of a tf.function: "
             "call it outside of that")
 
@@ -50,6 +60,7 @@ class Target:
         several: list[Any] = [*all_runs_of(self._target)] or [run.mode for run in each_run_of(self._target)]
         if not several and not registry.trains_densely(self._target):
             raise PluginError(NONE_YET)
+        _tell_of_tapes(self._target, "set_density")
         for each in several:
             each.set_density(density)
 
@@ -137,6 +148,11 @@ def _count_states(target: Any) -> list[int]:
     return [*(len(each.states) for each in _owners_of(target)), len(STATES)]
 
 
+def _tell_of_tapes(target: Any, function: str) -> None:
+    if tapes_beside(target):
+        warnings.warn(TAPES.format(function=function), stacklevel=2)
+
+
 def _runs_of(target: Any) -> list[Run]:
     own = (run for run in each_run_of(target) if run.mode.reads_memory)
     return list(dict.fromkeys([*own, *runs_over(key_of(variables_in(target)))]))
@@ -208,6 +224,7 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     for each in found:
         each.synchronize_replicas()
     several = runs_by_optimizer(target)
+    _tell_of_tapes(target, "save_state")
     if not any(several):
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet: "
                           "save it after the first step")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import AgreementError
-from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
+from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.variables import variables_in
@@ -57,8 +59,14 @@ class Gan(keras.Model):
         super().__init__()
         self.generator, self.critic = layers.Dense(20), layers.Dense(1)
         self.generates = distribute(compression, keras.optimizers.Adam(rate))
-        self.others = {"criticises": distribute(compression, keras.optimizers.SGD(rate, momentum=0.5))}
-        self.compile()
+        self.others = {"criticises": self.optimizer_of_critic(compression, keras.optimizers.SGD(rate, momentum=0.5))}
+        self.compile(jit_compile=False)
+
+    def optimizer_of_critic(self, compression: Any, plain: Any) -> Any:
+        return distribute(compression, plain)
+
+    def tape_of_critic(self, tape: Any) -> Any:
+        return tape
 
     def variables_of(self, name: str) -> list[Any]:
         return variables_in(self.generates if name == "generates" else self.others[name])
@@ -69,9 +77,20 @@ class Gan(keras.Model):
             made = self.generator(x[:, :6])
             loss = tf.reduce_mean(tf.square(self.critic(made) - 1.0))
             of_critic = tf.reduce_mean(tf.square(self.critic(x) - 1.0) + tf.square(self.critic(made)))
-        minimize(self.others["criticises"], of_critic, [self.critic], tape)
+        minimize(self.others["criticises"], of_critic, [self.critic], self.tape_of_critic(tape))
         minimize(self.generates, loss, [self.generator], tape)
         return {"loss": loss}
+
+
+class GanWithATape(Gan):
+    """A GAN whose critic has a plain optimizer, and a distributed tape."""
+
+    def optimizer_of_critic(self, compression: Any, plain: Any) -> Any:
+        self.compression = compression
+        return plain
+
+    def tape_of_critic(self, tape: Any) -> Any:
+        return hvd.DistributedGradientTape(tape, compression=self.compression)
 
 
 def state(optimizer: Any) -> dict[str, np.ndarray]:
@@ -160,6 +179,26 @@ def check_a_models_own_optimizers_get_another_density_together() -> None:
     reports = [run.mode.report for run in each_run_of(model)]
     assert [report.k for report in reports] == [round(0.5 * report.n) for report in reports]
     assert len(reports) == 2
+
+
+def check_what_a_tape_reduces_beside_an_optimizer_is_saved_by_its_variables() -> None:
+    keras.utils.set_random_seed(1)
+    model, again = (GanWithATape(OkTopk(density=0.1)) for _ in range(2))
+    with shared_folder(hvd) as folder:
+        with pytest.warns(UserWarning, match="save_state of what has a distributed optimizer"):
+            fit(model, [hvd_keras.callbacks.StateCheckpoint(folder / "of the optimizer")])
+        with pytest.warns(UserWarning, match="set_density of what has a distributed optimizer"):
+            set_density(model, 0.5)
+        variables = model.critic.trainable_variables
+        with warnings.catch_warnings(action="error"):
+            save_state(variables, folder / "of the tape")
+            set_density(variables, 0.5)
+        fit(again, epochs=1)
+        load_state(again.critic.trainable_variables, folder / "of the tape")
+        fit(again, epochs=1)
+        everywhere(hvd, "loaded")
+    assert step_report(variables).step == 8
+    assert step_report(again.critic.trainable_variables).step == 12
 
 
 def check_a_checkpoint_of_nothing_warns() -> None:

@@ -56,9 +56,10 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not each_run_of(self.model):
-            logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
-                           "over its variables, has reduced a gradient with compression=OkTopk(...) yet. "
-                           "Give that, or leave StateCheckpoint out")
+            logger.warning("no residuals were saved: no optimizer that the model has as an attribute has reduced a "
+                           "gradient with compression=OkTopk(...) yet, nor, if none is distributed, a tape over its "
+                           "variables. Give that, save those of tapes by save_state([variables ...], path), or leave "
+                           "StateCheckpoint out")
         else:
             meet(self.model, "save the state at the end of an epoch")
             path, wrong = hvd.broadcast_object(self._file_of(epoch, logs) if hvd.rank() == 0 else None,
