@@ -331,7 +331,7 @@ def _runs(state: Any) -> list[Run]:
     if isinstance(state, TensorFlowState):
         variables = list(state.variables)
         return list(dict.fromkeys([*each_run_of(variables), *runs_over(key_of(variables))]))
-    return each_run_of(state.optimizer) or each_run_of(state.model)
+    return list(dict.fromkeys([*each_run_of(state.optimizer), *each_run_of(state.model)]))
 
 
 def _trained(state: Any) -> Any:

@@ -14,6 +14,7 @@ import horovod.tensorflow.elastic as tensorflow_elastic
 import numpy as np
 import tensorflow as tf
 
+import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
@@ -241,6 +242,23 @@ def check_an_elastic_state_restores_optimizers_that_take_turns() -> None:
     for each in (second, first):
         step_by(each, model)
     assert_shared_is_equal(model)
+
+
+def check_an_elastic_state_of_another_optimizer_keeps_the_residual_of_the_models_own() -> None:
+    first, second = taking_turns()
+    model = compiled(make_model(), first)
+    second.build(model.trainable_variables)
+
+    def trained(*optimizers: Any) -> np.ndarray:
+        for each in optimizers:
+            step_by(each, model)
+        return shared(model)
+
+    trained(first, second)
+    state = hvd_keras.KerasState(model, optimizer=second)
+    after = trained(second, first, second)
+    state.restore()
+    assert np.array_equal(trained(second, first, second), after)
 
 
 def check_a_block_that_ends_by_an_error_after_a_load_leaves_what_ranks_share() -> None:
