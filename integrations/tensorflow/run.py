@@ -25,8 +25,8 @@ from horovod_oktopk.tensorflow.tensors import (
     OwnArrays,
     Signature,
     all_finite,
+    allreduce,
     form_of,
-    in_float32,
     inputs_of,
     is_dense,
     ranks_of,
@@ -220,13 +220,9 @@ class PartialRun(Run):
             for number in range(count):
                 self._apply_round(tf.constant(number))
         self._set_rate(mine)
-        if self.mode.drifts:
-            for tensor, mean in zip(self.tensors, in_float32(self._means_of)(self.tensors), strict=True):
-                tensor.assign(mean)
-
-    def _means_of(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return [hvd.allreduce(tensor, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
-                              process_set=self._process_set) for index, tensor in enumerate(tensors)]
+        for index, tensor in enumerate(self.tensors if self.mode.drifts else ()):
+            tensor.assign(allreduce(tensor, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
+                                    process_set=self._process_set))
 
     def _hand_in(self, rate: Array, *arrays: Array) -> list[Array]:
         self.load()

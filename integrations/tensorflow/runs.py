@@ -22,7 +22,7 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.run import ALL, GradientRun, PartialRun, RateOf, Refusal, Run, StepAheadRun, runs_over
-from horovod_oktopk.tensorflow.tensors import in_float32, is_dense, ranks_of, signature_of
+from horovod_oktopk.tensorflow.tensors import allreduce, in_float32, is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import ByVariables, check_variables, key_of, name_of, tensor_of
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
@@ -108,11 +108,10 @@ class Runs(Generic[One]):
         """Return the gradients: `reduce` reduces dense ones, and Horovod sparse ones, over this process set."""
         dense = reduce([g for g in gradients if is_dense(g)])
         with tf.control_dependencies(dense):  # the roll call comes first: then no rank waits in vain
-            sparse = in_float32(
-                lambda slices: [hvd.allreduce(g, op=self._op, process_set=process_set) for g in slices]
-            )([g for g in gradients if isinstance(g, tf.IndexedSlices)])
-        reduced = {True: iter(dense), False: iter(sparse)}
-        return [None if g is None else next(reduced[is_dense(g)]) for g in gradients]
+            sparse = {index: allreduce(g, op=self._op, process_set=process_set)
+                      for index, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
+        remaining = iter(dense)
+        return [next(remaining) if is_dense(g) else sparse.get(index) for index, g in enumerate(gradients)]
 
     @contextmanager
     def block(self) -> Iterator[bool]:

@@ -58,6 +58,24 @@ def is_dense(gradient: Any) -> bool:
     return gradient is not None and not isinstance(gradient, tf.IndexedSlices)
 
 
+def in_float32(reduce: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+    """Return a function of Horovod's that reduces tensors, for those in bfloat16, too: Horovod has none."""
+    def wrapped(tensors: Sequence[Any], *others: Any) -> list[Any]:
+        are_narrow = [getattr(each, "dtype", None) == tf.bfloat16 for each in tensors]
+        wide = [tf.cast(each, tf.float32) if is_narrow else each
+                for each, is_narrow in zip(tensors, are_narrow, strict=True)]
+        return [tf.cast(each, tf.bfloat16) if is_narrow else each
+                for each, is_narrow in zip(reduce(wide, *others), are_narrow, strict=True)]
+
+    return wrapped
+
+
+def allreduce(tensor: Any, **options: Any) -> Any:
+    """Return what hvd.allreduce does, of a dense or sparse tensor, also in bfloat16."""
+    [reduced] = in_float32(lambda tensors: [hvd.allreduce(*tensors, **options)])([tensor])
+    return reduced
+
+
 def mark_reduced(gradients: Sequence[Any]) -> None:
     """Note on gradients that a distributed tape has reduced them."""
     for each in gradients:
@@ -96,18 +114,6 @@ def values_in(gradients: Sequence[Any]) -> list[tf.Tensor]:
 def without_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
     """Return the gradients of the loss, without the scale."""
     return with_scale(gradients, None if scale is None else 1 / scale)
-
-
-def in_float32(reduce: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-    """Return a function of Horovod's that reduces tensors, for those in bfloat16, too: Horovod has none."""
-    def wrapped(tensors: Sequence[Any], *others: Any) -> list[Any]:
-        dtypes = [None if each is None else each.dtype for each in tensors]
-        wide = [tf.cast(each, tf.float32) if dtype == tf.bfloat16 else each
-                for each, dtype in zip(tensors, dtypes, strict=True)]
-        return [each if each is None else tf.cast(each, dtype)
-                for each, dtype in zip(reduce(wide, *others), dtypes, strict=True)]
-
-    return wrapped
 
 
 def with_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
